@@ -30,22 +30,22 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+from dynamo.api.anthropic.request import MessagesRequest
+from dynamo.api.anthropic.to_chat import anthropic_to_chat
+from dynamo.api.responses.request import ResponsesRequest
+from dynamo.api.responses.to_chat import responses_to_chat
 from dynamo.kv import messages as kv
 from dynamo.model import HubConfig, build_card, open_card, resolve
-from dynamo.pipeline.anthropic_to_chat import anthropic_to_chat
 from dynamo.pipeline.preprocess import Preprocessor
-from dynamo.pipeline.responses_to_chat import responses_to_chat
 from dynamo.pipeline.validate import validate_chat, validate_completion, validate_embedding
-from dynamo.protocols.anthropic import MessagesRequest
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.body_shape import BodyLimits, check_shape
 from dynamo.protocols.card import ModelType
+from dynamo.protocols.chat import ChatRequest
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.embeddings import EmbeddingRequest
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.long_strings import decode_in_steps
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_embeddings import EmbeddingRequest
-from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.runtime import records
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.frames import FrameDecoder, Kind

@@ -27,8 +27,8 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from dynamo.frontend.answers.chunks import ChatChoiceWriter, Chunks
-from dynamo.frontend.answers.sse import CORK, Cork, EventStream
+from dynamo.api.answers.sse import CORK, Cork, EventStream
+from dynamo.api.openai.chunks import ChatChoiceWriter, Chunks
 from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.model import HubConfig, build_card, open_card, resolve
@@ -36,9 +36,9 @@ from dynamo.pipeline.choice import Finish
 from dynamo.pipeline.preprocess import Prepared, Preprocessor
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
+from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.engine import EngineOutput
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_fields import StreamOptions
+from dynamo.protocols.fields import StreamOptions
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.delivery.stream_watch import StreamClock
 from dynamo.runtime import Context

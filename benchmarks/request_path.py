@@ -19,13 +19,13 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from dynamo.frontend.answers.sse import CORK, DONE, Cork, EventStream
+from dynamo.api.answers.sse import CORK, DONE, Cork, EventStream
 from dynamo.model import HubConfig, build_card, open_card, resolve
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
-from dynamo.protocols.openai_chat import ChatRequest
+from dynamo.protocols.chat import ChatRequest
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.frames import Kind
 from figures import table

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.frontend.access import Access
+from dynamo.api.access import Access
 from dynamo.frontend.routes.table import ROUTES
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.errors import CannotConnect, Disconnected, InvalidArgument

@@ -9,10 +9,9 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from dynamo.frontend.answers.anthropic_stream import PING, AnthropicStream
-from dynamo.protocols.anthropic_answers import AnthropicError, message_of
-from dynamo.protocols.errors import CannotConnect, InvalidRequest, ModelNotFound, ResourceExhausted
-from dynamo.protocols.openai_answers import (
+from dynamo.api.anthropic.answers import AnthropicError, message_of
+from dynamo.api.anthropic.stream import PING, AnthropicStream
+from dynamo.protocols.answers import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
@@ -20,7 +19,8 @@ from dynamo.protocols.openai_answers import (
     CustomToolCall,
     FunctionToolCall,
 )
-from dynamo.protocols.openai_chat import FunctionCall
+from dynamo.protocols.chat import FunctionCall
+from dynamo.protocols.errors import CannotConnect, InvalidRequest, ModelNotFound, ResourceExhausted
 from support.named_events import named_events
 
 USAGE = CompletionUsage(

@@ -208,7 +208,7 @@ async def test_a_client_that_reads_a_byte_now_and_then_is_cut_off(
 async def test_a_client_that_stops_reading_is_not_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo.frontend.answers.sse.MAX_UNSENT", 1 << 40)  # not cut off for how much is unsent
+    monkeypatch.setattr("dynamo.api.answers.sse.MAX_UNSENT", 1 << 40)  # not cut off for how much is unsent
     engine = Holding()
     caplog.set_level("INFO")
     async with serving(tmp_path, engine, context=1 << 30, stall_timeout=0.1) as stack:

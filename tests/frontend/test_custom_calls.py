@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from dynamo.protocols.responses_calls import patch_operation, shell_commands
+from dynamo.api.responses.calls import patch_operation, shell_commands
 from support.named_events import named_events
 from support.toys import Live, Scripted, toy_card
 

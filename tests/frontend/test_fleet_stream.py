@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dynamo import __version__
-from dynamo.frontend.answers.sse import EventStream
+from dynamo.api.answers.sse import EventStream
 from dynamo.frontend.fleet import stream as fleet_stream
 from dynamo.frontend.fleet.merge_patch import apply_merge_patch
 from dynamo.frontend.fleet.stream import FleetStream

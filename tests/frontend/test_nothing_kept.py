@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.frontend.answers.sse import EventStream
+from dynamo.api.answers.sse import EventStream
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.router.delivery.delivery import Delivery

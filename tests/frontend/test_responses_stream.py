@@ -10,8 +10,10 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from dynamo.frontend.answers.responses_stream import ResponsesStream
-from dynamo.protocols.openai_answers import (
+from dynamo.api.responses.answers import response_of
+from dynamo.api.responses.request import ResponsesRequest
+from dynamo.api.responses.stream import ResponsesStream
+from dynamo.protocols.answers import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
@@ -21,9 +23,7 @@ from dynamo.protocols.openai_answers import (
     FunctionToolCall,
     TokenAlternative,
 )
-from dynamo.protocols.openai_chat import FunctionCall
-from dynamo.protocols.openai_responses import ResponsesRequest
-from dynamo.protocols.responses_answers import response_of
+from dynamo.protocols.chat import FunctionCall
 from support.named_events import named_events
 from support.request_bodies import RESPONSES
 

@@ -22,7 +22,7 @@ grpcclient = pytest.importorskip("tritonclient.grpc.aio", reason="tritonclient i
 from tritonclient.grpc import InferInput, model_config_pb2  # noqa: E402
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype  # noqa: E402
 
-from dynamo.kserve import datatypes  # noqa: E402
+from dynamo.api.kserve import datatypes  # noqa: E402
 
 ARRAYS = [
     np.array([[True], [False]]),

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.pipeline.anthropic_to_chat import anthropic_to_chat, hides_thinking
+from dynamo.api.anthropic.request import CountTokensRequest, MessagesRequest
+from dynamo.api.anthropic.to_chat import anthropic_to_chat, hides_thinking
 from dynamo.pipeline.validate import validate_chat
-from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
+from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest
 from support.request_bodies import COUNT, MESSAGES, SCHEMA
 
 USER = {"role": "user", "content": "hi"}

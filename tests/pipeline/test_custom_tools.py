@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.pipeline.custom_tools import InputReader, called_function
-from dynamo.protocols.openai_chat import CustomCall, CustomDefinition, CustomTool, GrammarFormat, InputGrammar
+from dynamo.protocols.chat import CustomCall, CustomDefinition, CustomTool, GrammarFormat, InputGrammar
 
 
 def read(*fragments: str) -> list[str]:

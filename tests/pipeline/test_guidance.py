@@ -7,7 +7,7 @@ import pytest
 
 from dynamo.pipeline.guidance import forced_tool, guided_calls, guided_decoding
 from dynamo.pipeline.parse import CallForm
-from dynamo.protocols.openai_chat import ChatRequest
+from dynamo.protocols.chat import ChatRequest
 from support.request_bodies import SCHEMA
 
 PLAIN = {"type": "object", "properties": {"x": {"type": "integer"}}}

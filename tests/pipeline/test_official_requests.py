@@ -12,16 +12,16 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
-from dynamo.pipeline.anthropic_to_chat import anthropic_to_chat
+from dynamo.api.anthropic.request import CountTokensRequest, MessagesRequest
+from dynamo.api.anthropic.to_chat import anthropic_to_chat
+from dynamo.api.responses.request import ResponsesRequest
+from dynamo.api.responses.to_chat import responses_to_chat
 from dynamo.pipeline.guidance import guided_decoding
-from dynamo.pipeline.responses_to_chat import responses_to_chat
 from dynamo.pipeline.validate import validate_chat, validate_completion, validate_embedding
-from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
 from dynamo.protocols.body import BodyDecoder
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_embeddings import EmbeddingRequest
-from dynamo.protocols.openai_responses import ResponsesRequest
+from dynamo.protocols.chat import ChatRequest
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.embeddings import EmbeddingRequest
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from dynamo.pipeline.options import ModelDefaults, engine_request, template_arguments
+from dynamo.protocols.chat import ChatRequest
+from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.engine import OutputOptions, Routing, SamplingOptions, StopConditions
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_completions import CompletionRequest
 
 MODEL = ModelDefaults(
     sampling=SamplingOptions(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, repetition_penalty=1.05),

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamo.pipeline.anthropic_to_chat import anthropic_to_chat
+from dynamo.api.anthropic.request import PromptFields
+from dynamo.api.anthropic.to_chat import anthropic_to_chat
+from dynamo.api.responses.answers import ResponseObject
+from dynamo.api.responses.request import ResponsesRequest
+from dynamo.api.responses.to_chat import responses_to_chat
 from dynamo.pipeline.options import ModelDefaults, engine_request, template_arguments
-from dynamo.pipeline.responses_to_chat import responses_to_chat
 from dynamo.pipeline.validate import validate_chat, validate_completion, validate_embedding
-from dynamo.protocols.anthropic import PromptFields
 from dynamo.protocols.body import BodyDecoder
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.embeddings import EmbeddingRequest
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_embeddings import EmbeddingRequest
-from dynamo.protocols.openai_responses import ResponsesRequest
-from dynamo.protocols.responses_answers import ResponseObject
 from dynamo.runtime.plane.frames import encode_request
 from support.bodies_mutated import places
 from support.request_bodies import BODIES

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.pipeline.responses_to_chat import responses_to_chat, with_responses_names
+from dynamo.api.responses.request import ResponsesRequest
+from dynamo.api.responses.to_chat import responses_to_chat, with_responses_names
 from dynamo.pipeline.validate import validate_chat
+from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_responses import ResponsesRequest
 from support.request_bodies import RESPONSES, SCHEMA
 
 

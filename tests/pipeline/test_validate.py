@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from dynamo.pipeline.validate import refuse_media, validate_chat, validate_completion, validate_embedding
+from dynamo.protocols.chat import ChatRequest, Message
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.embeddings import EmbeddingRequest
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest, Message
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from support.request_bodies import CHAT, COMPLETION, EMBEDDING
 
 USER = {"role": "user", "content": "hi"}

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from dynamo.protocols.body import BodyDecoder
+from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest
 from support.request_bodies import BODIES, CHAT
 
 USER = {"role": "user", "content": "hi"}

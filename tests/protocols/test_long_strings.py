@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo.api.responses.conversation_objects import CreateConversationRequest
 from dynamo.protocols import body_shape, long_strings
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.body_shape import BodyLimits, check_shape
+from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.long_strings import ShortenedBody, decode_in_steps
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_conversations import CreateConversationRequest
 
 STEP = 32
 LONG = st.text("ab,:[{ ", min_size=60, max_size=150) | st.text('abcdefghij/"\\\né', min_size=90, max_size=250)

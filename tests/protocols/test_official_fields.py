@@ -10,11 +10,11 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_embeddings import EmbeddingRequest
-from dynamo.protocols.openai_responses import ResponsesRequest
+from dynamo.api.anthropic.request import CountTokensRequest, MessagesRequest
+from dynamo.api.responses.request import ResponsesRequest
+from dynamo.protocols.chat import ChatRequest
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.embeddings import EmbeddingRequest
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from openai.types import Completion, CreateEmbeddingResponse
 from openai.types import Model as OfficialModel
 from openai.types.chat import ChatCompletion as OfficialChat
 
-from dynamo.protocols.anthropic_answers import AnthropicModel, AnthropicModelList, TokenCount
-from dynamo.protocols.engine import Usage
-from dynamo.protocols.openai_answers import (
+from dynamo.api.anthropic.answers import AnthropicModel, AnthropicModelList, TokenCount
+from dynamo.protocols.answers import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
@@ -26,8 +25,9 @@ from dynamo.protocols.openai_answers import (
     TextLogprobs,
     TokenAlternative,
 )
-from dynamo.protocols.openai_chat import FunctionCall
-from dynamo.protocols.openai_embeddings import Embedding, EmbeddingList, EmbeddingUsage
+from dynamo.protocols.chat import FunctionCall
+from dynamo.protocols.embeddings import Embedding, EmbeddingList, EmbeddingUsage
+from dynamo.protocols.engine import Usage
 
 USAGE = CompletionUsage.of(Usage(prompt_tokens=3))
 

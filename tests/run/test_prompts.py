@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo.protocols.chat import ChatRequest
+from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.errors import InvalidRequest, Unknown
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.run.prompts import BadLine, Prompt, read_prompt
 from dynamo.serving.ask import Answer, RequestDefaults
 from dynamo.serving.request_template import RequestTemplate

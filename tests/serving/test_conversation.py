@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from dynamo.llm import ModelType
+from dynamo.protocols.chat import ChatRequest, Message
+from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest, Message
-from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.serving.ask import ask
 from support.toys import Live, Scripted, chat_text, text_card, toy_card, toy_folder
 

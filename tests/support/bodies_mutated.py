@@ -7,11 +7,11 @@ import json
 import random
 from typing import Any
 
-from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_embeddings import EmbeddingRequest
-from dynamo.protocols.openai_responses import ResponsesRequest
+from dynamo.api.anthropic.request import CountTokensRequest, MessagesRequest
+from dynamo.api.responses.request import ResponsesRequest
+from dynamo.protocols.chat import ChatRequest
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.embeddings import EmbeddingRequest
 from support.request_bodies import BODIES
 
 PATHS: dict[str, Any] = {

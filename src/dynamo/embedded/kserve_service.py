@@ -18,7 +18,7 @@ from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from dynamo.serving.models import Models
 
 try:
-    from dynamo.kserve.server import KserveServer
+    from dynamo.api.kserve.server import KserveServer
 except ModuleNotFoundError as error:
     raise ImportError(f"KserveGrpcService needs gRPC ({error}): pip install 'dynamo-py[kserve]'") from error
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from aiohttp import web
 
-from dynamo.frontend.answers.http import KEEP_ALIVE_SECONDS
-from dynamo.frontend.answers.sse import CORK, Cork
+from dynamo.api.answers.http import KEEP_ALIVE_SECONDS
+from dynamo.api.answers.sse import CORK, Cork
+from dynamo.api.route import HttpRoute
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.gate import Gate
 from dynamo.frontend.openapi import document
-from dynamo.frontend.route import HttpRoute
 from dynamo.frontend.routes.docs import DOCUMENTS, Documents
 from dynamo.frontend.routes.table import ROUTES, UI_ROUTES, UNKNOWN_PATHS, wrong_method
 from dynamo.frontend.routes.ui import PAGES

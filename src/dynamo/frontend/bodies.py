@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 
 from aiohttp import web
 
+from dynamo.api.call import Body
 from dynamo.frontend import headers
 from dynamo.frontend.arriving import ArrivingBodies
-from dynamo.frontend.call import Body
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.content_encoding import TooLong, unpack
 from dynamo.frontend.keys import OWNER

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from dynamo.frontend.access import Access
+from dynamo.api.access import Access
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.cors import Cors
 from dynamo.frontend.keys import ANYBODY, OWNER, TENANT, ApiKeys

@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_request import BaseRequest
 from msgspec import Struct
 
-from dynamo.frontend.answers.errors import error_response
+from dynamo.api.answers.errors import error_response
 from dynamo.process.open_files import FileReserve
 from dynamo.protocols.errors import HttpError
 from dynamo.runtime.http_connection import LINGER, HttpConnection

@@ -9,11 +9,12 @@ from typing import Any
 
 from aiohttp import web
 
+from dynamo.api.answers.errors import error_response
+from dynamo.api.call import HttpCall
+from dynamo.api.route import HttpRoute
 from dynamo.frontend import headers
-from dynamo.frontend.answers.errors import error_response
 from dynamo.frontend.arriving import ArrivingBodies
 from dynamo.frontend.bodies import BodyReader, no_body
-from dynamo.frontend.call import HttpCall
 from dynamo.frontend.callers import tokens_reserved
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
@@ -22,7 +23,6 @@ from dynamo.frontend.keys import OWNER
 from dynamo.frontend.limits import KeyMeter, MeteredRequest
 from dynamo.frontend.measure.request_record import CLIENT_LEFT, RECORD, RequestRecord, one_line
 from dynamo.frontend.measure.tracing import Tracing
-from dynamo.frontend.route import HttpRoute
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import DynamoException, HttpError, ResourceExhausted, Unavailable, Unknown
 

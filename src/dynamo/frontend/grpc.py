@@ -20,7 +20,7 @@ from dynamo.protocols.errors import DynamoException, ResourceExhausted, StartErr
 from dynamo.serving.observer import RequestObserver
 
 if TYPE_CHECKING:
-    from dynamo.kserve.server import Inference, KserveServer
+    from dynamo.api.kserve.server import Inference, KserveServer
 
 _PROBES = ("ServerLive", "ServerReady", "ModelReady")
 _OK = 200
@@ -66,7 +66,7 @@ class GrpcAdmission:
 
 def kserve_server(frontend: Frontend, config: FrontendConfig) -> KserveServer:
     try:
-        from dynamo.kserve.server import KserveServer
+        from dynamo.api.kserve.server import KserveServer
     except ModuleNotFoundError as error:
         raise StartError(f"--kserve-grpc-server needs gRPC ({error}): pip install 'dynamo-py[kserve]'") from error
     certificate = None

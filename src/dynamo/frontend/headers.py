@@ -12,7 +12,7 @@ from msgspec import structs
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from dynamo.protocols.errors import HttpError
-from dynamo.protocols.openai_fields import AgentHints, NvExt
+from dynamo.protocols.fields import AgentHints, NvExt
 
 Headers = CIMultiDictProxy[str] | CIMultiDict[str]
 

@@ -10,8 +10,12 @@ from typing import Any
 
 import msgspec
 
-from dynamo.frontend.answers.errors import error_answer
-from dynamo.frontend.background import BackgroundResponses
+from dynamo.api.answers.errors import error_answer
+from dynamo.api.responses import stored_conversations as conversations
+from dynamo.api.responses import stored_responses as responses
+from dynamo.api.responses.background import BackgroundResponses
+from dynamo.api.responses.stored_conversations import Conversations
+from dynamo.api.responses.stored_responses import ResponseStore
 from dynamo.frontend.callers import BYTES_PER_TOKEN, Callers
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.limits import KeyMeter, RateLimitExceeded
@@ -23,7 +27,7 @@ from dynamo.serving import batches
 from dynamo.serving.batch_line import LineLimits
 from dynamo.serving.batches import Batches
 from dynamo.serving.models import Models
-from dynamo.serving.store import Conversations, Files, Limits, Records, ResponseStore, conversations, responses
+from dynamo.serving.store import Files, Limits, Records
 from dynamo.serving.store.files import delete_leftovers
 from dynamo.serving.store.processes import LiveProcesses
 from dynamo.serving.store.records import MemoryRecords, OwnedRecords

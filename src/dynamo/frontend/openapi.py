@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dynamo import __version__
-from dynamo.frontend.route import HttpRoute
+from dynamo.api.route import HttpRoute
 
 TITLE = "Dynamo"
 _REASONS = {

@@ -37,7 +37,7 @@ from dynamo.runtime.metrics.instruments import MetricFamily
 from dynamo.serving.models import Models
 
 if TYPE_CHECKING:
-    from dynamo.kserve.server import KserveServer
+    from dynamo.api.kserve.server import KserveServer
 
 log = logging.getLogger(__name__)
 

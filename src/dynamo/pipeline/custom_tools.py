@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
+from dynamo.protocols.chat import CUSTOM_INPUT, AnyTool, ChatRequest, CustomCall, CustomTool, FunctionCall, Tool
 from dynamo.protocols.errors import DynamoException
-from dynamo.protocols.openai_chat import CUSTOM_INPUT, AnyTool, ChatRequest, CustomCall, CustomTool, FunctionCall, Tool
 
 UNENFORCED = "grammars that only the model's prompt mentions"
 _OPENING = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')

@@ -9,9 +9,9 @@ from msgspec import structs
 
 from dynamo.pipeline.parse import CallForm
 from dynamo.pipeline.schema import check_schema
+from dynamo.protocols.chat import AnyTool, ChatRequest, NamedToolChoice
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import AnyTool, ChatRequest, NamedToolChoice
-from dynamo.protocols.openai_fields import GenerationFields, JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
+from dynamo.protocols.fields import GenerationFields, JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 
 MAX_CALLS = 32
 """With `parallel_tool_calls` a forced choice may call this often: a small model might never stop."""

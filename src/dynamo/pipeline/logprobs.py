@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import TokenLogprob
+from dynamo.protocols.answers import ChatLogprob, ChatLogprobs, TextLogprobs, TokenAlternative
 from dynamo.protocols.engine import TopLogprob
-from dynamo.protocols.openai_answers import ChatLogprob, ChatLogprobs, TextLogprobs, TokenAlternative
 
 IMPOSSIBLE = -9999.0
 """OpenAI's value for a token of probability zero, since JSON has no infinity."""

@@ -9,11 +9,11 @@ from typing import Any
 from msgspec import Struct, field
 
 from dynamo.pipeline.guidance import guided_decoding
+from dynamo.protocols.chat import ChatRequest, Thinking
+from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from dynamo.protocols.errors import ContextLengthExceeded, InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest, Thinking
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_fields import GenerationFields
+from dynamo.protocols.fields import GenerationFields
 
 
 class ModelDefaults(Struct, kw_only=True, frozen=True):

@@ -20,11 +20,11 @@ from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.pipeline.validate import refuse_media, text_length
 from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard
+from dynamo.protocols.chat import AnyTool, ChatRequest
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.embeddings import EmbeddingRequest
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import AnyTool, ChatRequest
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_embeddings import EmbeddingRequest
 
 MAX_CHARACTERS = 8 << 20
 """Of a text that is encoded however many tokens it has."""

@@ -17,8 +17,7 @@ from dynamo.pipeline.guidance import (
 )
 from dynamo.pipeline.schema import check_schema, check_value
 from dynamo.protocols.body_shape import BodyLimits, check_texts
-from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import (
+from dynamo.protocols.chat import (
     AllowedToolChoice,
     AllowedTools,
     ChatRequest,
@@ -28,9 +27,10 @@ from dynamo.protocols.openai_chat import (
     RefusalPart,
     TextPart,
 )
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_embeddings import EmbeddingRequest
-from dynamo.protocols.openai_fields import GenerationFields, NvExt
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.embeddings import EmbeddingRequest
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.fields import GenerationFields, NvExt
 
 MAX_CHOICES = 128
 MAX_INPUTS = 2048

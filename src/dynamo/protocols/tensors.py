@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.protocols.openai_fields import NvExt
+from dynamo.protocols.fields import NvExt
 
 
 class TensorMetadata(Struct, kw_only=True):

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import structs
 
-from dynamo.frontend.answers.errors import error_answer
+from dynamo.api.answers.errors import error_answer
+from dynamo.protocols.chat import ChatRequest, Message
+from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.errors import DynamoException, InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest, Message
-from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.serving.ask import Answer, RequestDefaults
 from dynamo.serving.batch_line import BatchLine, read_line
 from dynamo.serving.request_template import RequestTemplate

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from dynamo.process.threads import in_thread
-from dynamo.protocols.openai_chat import Message
+from dynamo.protocols.chat import Message
 from dynamo.run.answering import answering, request_defaults
 from dynamo.run.errors import RunError
 from dynamo.run.grammar import Command

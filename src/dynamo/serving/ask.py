@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from dynamo.pipeline.guidance import tool_finish_reason
 from dynamo.pipeline.validate import validate_chat, validate_completion
-from dynamo.protocols.openai_chat import ChatRequest, Message
-from dynamo.protocols.openai_completions import CompletionRequest
+from dynamo.protocols.chat import ChatRequest, Message
+from dynamo.protocols.completions import CompletionRequest
 from dynamo.runtime import Context
 from dynamo.serving.collect import Listener
 from dynamo.serving.completion import Completion

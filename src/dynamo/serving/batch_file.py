@@ -11,7 +11,7 @@ from typing import BinaryIO
 from msgspec import structs
 
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_files import BatchEndpoint, BatchError, BatchObject
+from dynamo.protocols.files import BatchEndpoint, BatchError, BatchObject
 from dynamo.serving.batch_line import LineLimits, read_line
 from dynamo.serving.journal import Journal
 

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from dynamo.pipeline.responses_to_chat import responses_to_chat, with_responses_names
+from dynamo.api.responses.answers import ResponseObject, response_of
+from dynamo.api.responses.request import ResponsesRequest
+from dynamo.api.responses.to_chat import responses_to_chat, with_responses_names
 from dynamo.pipeline.validate import validate_chat, validate_embedding
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.body_shape import BodyLimits, check_shape
+from dynamo.protocols.chat import ChatRequest
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.embeddings import EmbeddingRequest
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_embeddings import EmbeddingRequest
-from dynamo.protocols.openai_responses import ResponsesRequest
-from dynamo.protocols.responses_answers import ResponseObject, response_of
 from dynamo.runtime import Context
 from dynamo.serving.ask import ask
 from dynamo.serving.conversation import Conversation

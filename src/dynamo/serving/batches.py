@@ -30,7 +30,7 @@ from dynamo.protocols.errors import (
     Unavailable,
     from_exception,
 )
-from dynamo.protocols.openai_files import (
+from dynamo.protocols.files import (
     BatchEndpoint,
     BatchError,
     BatchErrors,

@@ -11,11 +11,11 @@ from msgspec import UNSET
 from dynamo.model import Tokenizer, json_unescaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
 from dynamo.pipeline.logprobs import chat_logprobs, text_logprobs
-from dynamo.protocols import openai_answers as answers
+from dynamo.protocols import answers as answers
+from dynamo.protocols.answers import CompletionUsage
+from dynamo.protocols.chat import CustomCall, FunctionCall
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException
-from dynamo.protocols.openai_answers import CompletionUsage
-from dynamo.protocols.openai_chat import CustomCall, FunctionCall
 
 
 class Listener(Protocol):

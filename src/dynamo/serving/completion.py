@@ -11,11 +11,11 @@ from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
 from dynamo.pipeline.postprocess import prompt_logprobs
 from dynamo.pipeline.preprocess import Prepared, refuse_guidance
+from dynamo.protocols.answers import TextCompletion
 from dynamo.protocols.card import ModelType
+from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_answers import TextCompletion
-from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.serving.collect import CollectedAnswer, CollectedChoice, Listener, text_completion
 from dynamo.serving.request import ServedRequest
 

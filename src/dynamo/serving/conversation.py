@@ -12,9 +12,9 @@ from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.custom_tools import CustomInputs, as_functions, custom_tools
 from dynamo.pipeline.preprocess import refuse_guidance
+from dynamo.protocols.answers import ChatCompletion
 from dynamo.protocols.card import ModelType
-from dynamo.protocols.openai_answers import ChatCompletion
-from dynamo.protocols.openai_chat import AudioPart, ChatRequest, ImagePart, Message
+from dynamo.protocols.chat import AudioPart, ChatRequest, ImagePart, Message
 from dynamo.runtime import Context
 from dynamo.serving.collect import CollectedAnswer, Listener, chat_completion
 from dynamo.serving.observer import RequestObserver

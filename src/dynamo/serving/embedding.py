@@ -24,8 +24,8 @@ from msgspec import Struct
 
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.protocols.card import ModelType
+from dynamo.protocols.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from dynamo.protocols.errors import InvalidRequest, ProtocolError
-from dynamo.protocols.openai_embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from dynamo.runtime.one_item import OneItem
 from dynamo.serving.request import ServedRequest
 

@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from dynamo.pipeline.choice import ChoiceSink, Finish
 from dynamo.pipeline.parse import new_call_id
+from dynamo.protocols.answers import CompletionUsage
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException, ProtocolError, Unknown
-from dynamo.protocols.openai_answers import CompletionUsage
 from dynamo.serving.collect import Listener
 
 WorkerName = Callable[[], str]

@@ -15,11 +15,11 @@ from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.card import ModelType
+from dynamo.protocols.chat import ChatRequest
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.embeddings import EmbeddingRequest
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.tensors import TensorRequest
 from dynamo.router.decision import Decision
 from dynamo.router.delivery.delivery import Delivery

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from dynamo.protocols.anthropic import MessagesRequest
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_fields import MaxTokens, Temperature
-from dynamo.protocols.openai_responses import ResponsesRequest
+from dynamo.api.anthropic.request import MessagesRequest
+from dynamo.api.responses.request import ResponsesRequest
+from dynamo.protocols.chat import ChatRequest
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.fields import MaxTokens, Temperature
 
 
 class RequestTemplate(Struct, frozen=True, forbid_unknown_fields=True):

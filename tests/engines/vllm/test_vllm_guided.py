@@ -18,7 +18,7 @@ from dynamo.engines.vllm.from_spec import vllm_from_spec
 from dynamo.model import LocalModel, bundled
 from dynamo.pipeline.guidance import guided_calls, guided_decoding
 from dynamo.pipeline.parse import CallForm
-from dynamo.protocols.openai_chat import ChatRequest
+from dynamo.protocols.chat import ChatRequest
 from support.asking import asking, tiny_end, tiny_tokenizer
 from support.sinks import Kept
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dynamo.api.responses.answers import ResponseObject
+from dynamo.api.responses.request import ResponsesRequest
+from dynamo.api.responses.stored_conversations import Conversations
+from dynamo.api.responses.stored_responses import ResponseStore, Turn
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_responses import ResponsesRequest
-from dynamo.protocols.responses_answers import ResponseObject
-from dynamo.serving.store import Conversations, ResponseStore, Turn
 from dynamo.serving.store.processes import FOLDER, LiveProcesses
 from dynamo.serving.store.sqlite import SqliteRecords
 

@@ -9,12 +9,12 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from dynamo.frontend.answers.http import json_response
-from dynamo.frontend.call import HttpCall
+from dynamo.api.answers.http import json_response
+from dynamo.api.call import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import DynamoException, from_exception
+from dynamo.protocols.fields import FilledString
 from dynamo.protocols.instance import Instance
-from dynamo.protocols.openai_fields import FilledString
 from dynamo.runtime import Context
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.one_item import OneItem

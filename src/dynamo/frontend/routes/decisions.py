@@ -6,8 +6,8 @@ from itertools import islice
 
 from aiohttp import web
 
-from dynamo.frontend.answers.http import json_response
-from dynamo.frontend.call import HttpCall
+from dynamo.api.answers.http import json_response
+from dynamo.api.call import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.router.decision import MOST_CANDIDATES

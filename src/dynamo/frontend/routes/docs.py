@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from dynamo.frontend.call import HttpCall
+from dynamo.api.call import HttpCall
 from dynamo.frontend.state import Frontend
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from dynamo.frontend.answers.sse import EVENTS, EventStream
-from dynamo.frontend.call import HttpCall
+from dynamo.api.answers.sse import EVENTS, EventStream
+from dynamo.api.call import HttpCall
 from dynamo.frontend.state import Frontend
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

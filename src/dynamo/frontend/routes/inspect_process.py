@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from dynamo.frontend.call import HttpCall
+from dynamo.api.call import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.process.threads import in_thread
 from dynamo.runtime.inspection import InspectionRequest

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from dynamo.frontend.answers.http import json_response
-from dynamo.frontend.call import HttpCall
+from dynamo.api.answers.http import json_response
+from dynamo.api.anthropic.answers import AnthropicModel, AnthropicModelList
+from dynamo.api.call import HttpCall
 from dynamo.frontend.state import Frontend
-from dynamo.protocols.anthropic_answers import AnthropicModel, AnthropicModelList
-from dynamo.protocols.openai_answers import Model, ModelList
+from dynamo.protocols.answers import Model, ModelList
 from dynamo.runtime.metrics.exposition import CONTENT_TYPE, exposition
 from dynamo.runtime.names import SCHEME
 from dynamo.serving.served_model import ServedModel

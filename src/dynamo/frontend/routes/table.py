@@ -6,35 +6,14 @@ from typing import Any
 
 from aiohttp import web
 
-from dynamo.frontend.access import Access
-from dynamo.frontend.answers.errors import error_response
-from dynamo.frontend.answers.ollama_stream import NDJSON
-from dynamo.frontend.call import Body, HttpCall
-from dynamo.frontend.route import Handler, HttpRoute
-from dynamo.frontend.routes import (
-    admin,
-    batches,
-    chat,
-    completions,
-    conversations,
-    decisions,
-    docs,
-    embeddings,
-    files,
-    fleet,
-    inspect_process,
-    listing,
-    messages,
-    ollama,
-    responses,
-    tokens,
-    ui,
-)
-from dynamo.frontend.state import Frontend
-from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
-from dynamo.protocols.anthropic_answers import AnthropicError, AnthropicMessage, TokenCount
-from dynamo.protocols.errors import HttpError
-from dynamo.protocols.ollama import (
+from dynamo.api.access import Access
+from dynamo.api.answers.errors import error_response
+from dynamo.api.anthropic import routes as messages
+from dynamo.api.anthropic.answers import AnthropicError, AnthropicMessage, TokenCount
+from dynamo.api.anthropic.request import CountTokensRequest, MessagesRequest
+from dynamo.api.call import Body, HttpCall
+from dynamo.api.ollama import routes as ollama
+from dynamo.api.ollama.messages import (
     OllamaAnswer,
     OllamaChatRequest,
     OllamaEmbedding,
@@ -45,10 +24,13 @@ from dynamo.protocols.ollama import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from dynamo.protocols.openai_answers import ChatCompletion, Model, ModelList, TextCompletion
-from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.protocols.openai_conversations import (
+from dynamo.api.ollama.stream import NDJSON
+from dynamo.api.openai import batches, chat, completions, embeddings, files, tokens
+from dynamo.api.openai.token_objects import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from dynamo.api.responses import conversations
+from dynamo.api.responses import routes as responses
+from dynamo.api.responses.answers import DeletedResponse, InputTokens, ResponseObject
+from dynamo.api.responses.conversation_objects import (
     ConversationObject,
     CreateConversationRequest,
     CreateItemsRequest,
@@ -56,11 +38,16 @@ from dynamo.protocols.openai_conversations import (
     Page,
     UpdateConversationRequest,
 )
-from dynamo.protocols.openai_embeddings import EmbeddingList, EmbeddingRequest
-from dynamo.protocols.openai_files import BatchObject, CreateBatchRequest, DeletedFile, FileObject
-from dynamo.protocols.openai_responses import InputTokensRequest, ResponsesRequest
-from dynamo.protocols.responses_answers import DeletedResponse, InputTokens, ResponseObject
-from dynamo.protocols.tokenize import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from dynamo.api.responses.request import InputTokensRequest, ResponsesRequest
+from dynamo.api.route import Handler, HttpRoute
+from dynamo.frontend.routes import admin, decisions, docs, fleet, inspect_process, listing, ui
+from dynamo.frontend.state import Frontend
+from dynamo.protocols.answers import ChatCompletion, Model, ModelList, TextCompletion
+from dynamo.protocols.chat import ChatRequest
+from dynamo.protocols.completions import CompletionRequest
+from dynamo.protocols.embeddings import EmbeddingList, EmbeddingRequest
+from dynamo.protocols.errors import HttpError
+from dynamo.protocols.files import BatchObject, CreateBatchRequest, DeletedFile, FileObject
 from dynamo.runtime.inspection import InspectionRequest
 
 _INFERENCE_ERRORS = (400, 401, 404, 413, 415, 429, 500, 502, 503, 504)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from dynamo.frontend.call import HttpCall
+from dynamo.api.call import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.frontend.ui.pages import Pages
 from dynamo.protocols.errors import HttpError

@@ -1,8 +1,6 @@
-"""What the server keeps between requests: responses, conversations, files and batches."""
+"""What the server keeps between requests: records and files."""
 
-from dynamo.serving.store.conversations import Conversations
 from dynamo.serving.store.files import Files
 from dynamo.serving.store.records import Limits, Records
-from dynamo.serving.store.responses import ResponseStore, Turn
 
-__all__ = ["Conversations", "Files", "Limits", "Records", "ResponseStore", "Turn"]
+__all__ = ["Files", "Limits", "Records"]

@@ -15,7 +15,7 @@ from typing import BinaryIO, ParamSpec, TypeVar
 import msgspec
 
 from dynamo.protocols.errors import CannotStore, HttpError, NotFound
-from dynamo.protocols.openai_files import FileObject
+from dynamo.protocols.files import FileObject
 from dynamo.serving.store.records import Records
 
 P = ParamSpec("P")

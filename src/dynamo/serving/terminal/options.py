@@ -8,7 +8,7 @@ import msgspec
 
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.body import BodyDecoder
-from dynamo.protocols.openai_chat import ChatRequest, Message
+from dynamo.protocols.chat import ChatRequest, Message
 from dynamo.serving.ask import RequestDefaults
 
 NAMES = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo.protocols.openai_chat import ChatRequest
+from dynamo.protocols.chat import ChatRequest
 from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo.protocols.openai_chat import Message
+from dynamo.protocols.chat import Message
 
 
 class Transcript:

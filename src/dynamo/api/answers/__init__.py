@@ -1,0 +1,1 @@
+"""How responses are written: errors, JSON, pages of lists, server-sent events."""

@@ -1,0 +1,71 @@
+"""How an answer is sent: as one JSON object, or as a stream that opens with its first event."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from dynamo.api.answers.sse import EventStream
+from dynamo.api.call import HttpCall
+from dynamo.protocols.errors import DynamoException
+from dynamo.serving.request import ServedRequest
+
+KEEP_ALIVE_SECONDS = web.AppKey("keep_alive_seconds", float)
+"""How often a comment is sent until the first event; 0 is never."""
+
+
+class StreamedAnswer(Protocol):
+    """Writes the events of one answer."""
+
+    events: EventStream
+    error: DynamoException | None
+
+
+def json_response(answer: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
+
+
+async def stream_response(
+    call: HttpCall[Any],
+    answer: StreamedAnswer,
+    served: ServedRequest[Any] | None = None,
+    at_end: Callable[[], Awaitable[None]] | None = None,
+) -> web.StreamResponse:
+    """Send the annotations that `served` asks for, then the events. Waits for the first event, so that an earlier
+    failure still has a status.
+
+    `at_end` is awaited before the client gets the last event.
+    """
+    events, request = answer.events, call.request
+    headers = {"Cache-Control": "no-cache"}
+    call.record.stream = True
+    if every := request.app[KEEP_ALIVE_SECONDS]:
+        await events.kept_alive(request, headers, every)
+    else:
+        await events.begun()
+    if answer.error and not events.has_begun:
+        raise answer.error
+    await events.open(request, headers, annotation_events(served) if served else b"")
+    await events.ended
+    if at_end:
+        await at_end()
+    return await events.close()
+
+
+def annotation_events(served: ServedRequest[Any]) -> bytes:
+    """The events for `nvext.annotations`, sent before all others. Values are comments, which OpenAI clients skip."""
+    nvext = served.request.nvext
+    if nvext is None or not nvext.annotations:
+        return b""
+    values = {"request_id": served.context.id()}
+    if prepared := served.prepared:
+        if prepared.prompt is not None:
+            values["formatted_prompt"] = prepared.prompt
+        values["token_ids"] = msgspec.json.encode([*prepared.request.token_ids]).decode()
+    names = dict.fromkeys(nvext.annotations)
+    return b"".join(
+        b"event: %b\n: %b\n\n" % (name.encode(), msgspec.json.encode(values[name])) for name in names if name in values
+    )

@@ -1,0 +1,52 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, served as a chat."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from dynamo.api.answers.http import json_response, stream_response
+from dynamo.api.anthropic.answers import TokenCount, message_of
+from dynamo.api.anthropic.request import CountTokensRequest, MessagesRequest
+from dynamo.api.anthropic.stream import AnthropicStream, MessagesWriter, stop_sequence
+from dynamo.api.anthropic.to_chat import anthropic_to_chat, hides_thinking, hosted_tools
+from dynamo.api.call import HttpCall
+from dynamo.frontend.state import Frontend
+from dynamo.pipeline.validate import validate_chat
+from dynamo.protocols.card import ModelType
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.serving.conversation import Conversation
+from dynamo.serving.request import require_type
+
+
+async def messages(frontend: Frontend, call: HttpCall[MessagesRequest]) -> web.StreamResponse:
+    body = call.body
+    chat = anthropic_to_chat(body)
+    call.warn("tools that run at Anthropic", hosted_tools(body))
+    validate_chat(chat)
+    conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), call.record)
+    try:
+        await conversation.prepare()
+        id = f"msg_{conversation.context.id().replace('-', '')}"
+        if not body.stream:
+            collected = await conversation.collect()
+            sequence = stop_sequence(collected.stop_reason)
+            return json_response(message_of(conversation.completion(collected), id, sequence, hides_thinking(body)))
+        stream = AnthropicStream(id, conversation.model.name, conversation.prompt_tokens, hides_thinking(body))
+        writer = MessagesWriter(stream, call.request_id)
+        await conversation.send([writer])
+        return await stream_response(call, writer, conversation)
+    finally:
+        await conversation.close()
+
+
+async def count_tokens(frontend: Frontend, call: HttpCall[CountTokensRequest]) -> web.StreamResponse:
+    """The exact count: the prompt is rendered and tokenized as for an answer."""
+    chat = anthropic_to_chat(call.body)
+    validate_chat(chat)
+    model = frontend.models.get(chat.model)
+    require_type(model, ModelType.Chat)
+    if model.preprocessor is None:
+        raise InvalidRequest(
+            f"The model '{model.name}' reads text: its tokens are known to its worker only.", "model", "no_tokenizer"
+        )
+    return json_response(TokenCount(input_tokens=await model.preprocessor.count_tokens(chat)))

@@ -1,0 +1,1 @@
+"""Ollama's API, so that its clients connect."""

@@ -1,0 +1,197 @@
+"""Ollama's API, so that its clients connect: chats, prompts, embeddings and the models."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from aiohttp import web
+
+from dynamo.api.answers.http import json_response, stream_response
+from dynamo.api.call import HttpCall
+from dynamo.api.ollama.messages import (
+    OllamaChatRequest,
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
+from dynamo.api.ollama.stream import OllamaAnswers, OllamaWriter
+from dynamo.api.ollama.to_chat import ollama_to_chat
+from dynamo.frontend.state import Frontend
+from dynamo.pipeline.validate import validate_chat, validate_embedding
+from dynamo.protocols.card import ModelType
+from dynamo.protocols.embeddings import EmbeddingRequest
+from dynamo.protocols.errors import InvalidRequest, ModelNotFound
+from dynamo.serving.conversation import Conversation
+from dynamo.serving.embedding import Embeddings
+from dynamo.serving.request import require_type
+from dynamo.serving.served_model import ServedModel
+
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name without one."""
+_LOADED = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}
+
+
+async def chat(frontend: Frontend, call: HttpCall[OllamaChatRequest]) -> web.StreamResponse:
+    return await _answer(frontend, call, is_chat=True, is_empty=not call.body.messages)
+
+
+async def generate(frontend: Frontend, call: HttpCall[OllamaGenerateRequest]) -> web.StreamResponse:
+    return await _answer(frontend, call, is_chat=False, is_empty=not call.body.prompt)
+
+
+async def embed(frontend: Frontend, call: HttpCall[OllamaEmbedRequest]) -> web.StreamResponse:
+    began, body = time.monotonic_ns(), call.body
+    vectors, tokens = await _embed(frontend, call, body.input, body.dimensions, truncate=body.truncate is not False)
+    return json_response(
+        OllamaEmbeddings(
+            model=body.model,
+            embeddings=[_unit_length(vector) for vector in vectors],
+            total_duration=time.monotonic_ns() - began,
+            prompt_eval_count=tokens,
+        )
+    )
+
+
+async def embeddings(frontend: Frontend, call: HttpCall[OllamaEmbeddingsRequest]) -> web.StreamResponse:
+    vectors, _ = await _embed(frontend, call, call.body.prompt, None, truncate=True)
+    return json_response(OllamaEmbedding(embedding=vectors[0] if vectors else []))
+
+
+async def _embed(
+    frontend: Frontend,
+    call: HttpCall[OllamaEmbedRequest] | HttpCall[OllamaEmbeddingsRequest],
+    input: str | list[str],
+    dimensions: int | None,
+    *,
+    truncate: bool,
+) -> tuple[list[list[float]], int]:
+    """The vectors as the worker gave them, and how many tokens the inputs had."""
+    model = _model(frontend, call.body.model)
+    if not input:
+        require_type(model, ModelType.Embedding)
+        return [], 0  # Ollama loads the model then; here it is loaded
+    request = EmbeddingRequest(model=model.name, input=[input] if isinstance(input, str) else [*input])
+    request.dimensions = dimensions or None
+    validate_embedding(request)
+    served = Embeddings(model, request, call.context(request), call.record)
+    try:
+        vectors, usage = await served.vectors(truncate=truncate)
+    finally:
+        await served.close()
+    return vectors, usage.prompt_tokens
+
+
+def _unit_length(vector: list[float]) -> list[float]:
+    length = math.hypot(*vector)
+    return [number / length for number in vector] if length else vector
+
+
+async def tags(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    return json_response({"models": [_listed(model) for model in _usable(frontend)]})
+
+
+async def ps(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    """The loaded models: all that are served, for as long as they are."""
+    return json_response({"models": [_listed(model) | _LOADED for model in _usable(frontend)]})
+
+
+async def show(frontend: Frontend, call: HttpCall[OllamaShowRequest]) -> web.StreamResponse:
+    name = call.body.model or call.body.name
+    if not name:
+        raise InvalidRequest.missing("model")
+    model = _model(frontend, name)
+    info: dict[str, Any] = {"general.architecture": "dynamo"}
+    if model.card.context_length:
+        info["dynamo.context_length"] = model.card.context_length
+    capabilities = ["completion"] if model.card.type & ModelType.Chat else []
+    if model.card.type & ModelType.Embedding:
+        capabilities.append("embedding")
+    if model.card.runtime_config.tool_call_parser:
+        capabilities.append("tools")
+    if model.card.runtime_config.reasoning_parser:
+        capabilities.append("thinking")
+    if model.preprocessor is None and model.card.type & ModelType.Chat:
+        # Its workers read messages as they are sent; all others get tokens.
+        capabilities.append("vision")
+    listed = _listed(model)
+    return json_response(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": "",
+            "details": listed["details"],
+            "model_info": info,
+            "capabilities": capabilities,
+            "modified_at": listed["modified_at"],
+        }
+    )
+
+
+async def _answer(
+    frontend: Frontend,
+    call: HttpCall[OllamaChatRequest] | HttpCall[OllamaGenerateRequest],
+    *,
+    is_chat: bool,
+    is_empty: bool,
+) -> web.StreamResponse:
+    model = _model(frontend, call.body.model)
+    answers = OllamaAnswers(model.name, is_chat=is_chat)
+    if is_empty:
+        # Ollama loads the model then; here it is loaded.
+        loaded = answers.piece()
+        loaded.done, loaded.done_reason = True, "load"
+        return json_response(loaded)
+    request = ollama_to_chat(call.body, model.name)
+    validate_chat(request)
+    conversation = Conversation(model, request, call.context(request), call.record)
+    try:
+        await conversation.prepare()
+        if not call.body.stream:
+            return json_response(answers.whole(conversation.completion(await conversation.collect())))
+        writer = OllamaWriter(answers)
+        await conversation.send([writer])
+        return await stream_response(call, writer)
+    finally:
+        await conversation.close()
+
+
+def _model(frontend: Frontend, name: str) -> ServedModel:
+    try:
+        return frontend.models.get(name)
+    except ModelNotFound:
+        if not name.endswith(LATEST):
+            raise
+        return frontend.models.get(name.removesuffix(LATEST))
+
+
+def _usable(frontend: Frontend) -> list[ServedModel]:
+    """The models that Ollama's API has routes for, by name."""
+    models = [model for model in frontend.models.served() if model.card.type & (ModelType.Chat | ModelType.Embedding)]
+    return sorted(models, key=lambda model: model.name)
+
+
+def _listed(model: ServedModel) -> dict[str, Any]:
+    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    details = {
+        "parent_model": "",
+        "format": "",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+    digest = model.card.checksum()
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": created,
+        "size": 0,
+        "digest": digest,
+        "details": details,
+    }

@@ -1,0 +1,1 @@
+"""OpenAI's chat completions, completions, embeddings, files and batches, and vLLM's routes beside them."""

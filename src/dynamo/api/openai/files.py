@@ -1,0 +1,98 @@
+"""/v1/files: upload, list, show, download and delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+from aiohttp import BodyPartReader, MultipartReader, web
+
+from dynamo.api.answers.http import json_response
+from dynamo.api.answers.paging import page
+from dynamo.api.call import HttpCall
+from dynamo.frontend.kept_state import OwnedState
+from dynamo.frontend.state import Frontend
+from dynamo.protocols.errors import HttpError, InvalidRequest, NotFound
+from dynamo.protocols.files import DeletedFile, FileObject
+from dynamo.serving.store.files import MOST
+
+T = TypeVar("T")
+
+CHUNK = 1 << 16
+PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
+
+
+async def create_file(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    request = call.request
+    if request.content_type != "multipart/form-data":
+        raise HttpError(415, f"Content-Type must be multipart/form-data, not {request.content_type}")
+    if "Content-Encoding" in request.headers:
+        raise HttpError(415, "An uploaded file must not have a Content-Encoding")
+    try:
+        return json_response(await _upload(frontend.state.of(call.owner), await request.multipart()))
+    except (ValueError, AssertionError) as error:
+        raise InvalidRequest(f"The body is not valid multipart/form-data: {error}.", code="invalid_multipart") from None
+
+
+async def list_files(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    files = await frontend.state.of(call.owner).files.all()
+    if purpose := call.request.query.get("purpose"):
+        files = [file for file in files if file.purpose == purpose]
+    return json_response(page(call.request, [file.id for file in files], files, limit=MOST, most=MOST))
+
+
+async def show_file(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    return json_response(await frontend.state.of(call.owner).files.get(call.request.match_info["id"]))
+
+
+async def delete_file(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    id = call.request.match_info["id"]
+    await frontend.state.of(call.owner).files.delete(id)
+    return json_response(DeletedFile(id=id))
+
+
+async def file_content(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    file = await frontend.state.of(call.owner).files.get(call.request.match_info["id"])
+    path = frontend.state.of(call.owner).files.path(file.id)
+    if not await asyncio.to_thread(path.exists):
+        raise NotFound(f"No such File object: {file.id}", "id")
+    return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
+
+
+async def _upload(state: OwnedState, form: MultipartReader) -> FileObject:
+    """The fields may come in any order."""
+    purpose, id, filename = "", "", ""
+    files, timeout = state.files, state.body_timeout
+    try:
+        while (part := await _within(timeout, form.next())) is not None:
+            if not isinstance(part, BodyPartReader):
+                raise InvalidRequest("The body has nested parts.", code="invalid_multipart")
+            if part.name == "purpose":
+                purpose = (await _within(timeout, part.read_chunk(256))).decode(errors="replace")
+            elif part.name == "file" and not id:
+                id, filename = await files.write(_chunks(part, timeout)), (part.filename or "upload")[:256]
+        for name, given in (("file", id), ("purpose", purpose)):
+            if not given:
+                raise InvalidRequest.missing(name)
+        if purpose not in PURPOSES:
+            known = ", ".join(f"'{each}'" for each in PURPOSES)
+            raise InvalidRequest.bad_value("purpose", f"{purpose[:64]!r} is not one of {known}")
+    except BaseException:
+        if id:
+            files.discard(id)
+        raise
+    return await files.register(id, filename, purpose)
+
+
+async def _chunks(part: BodyPartReader, timeout: float) -> AsyncIterator[bytes]:
+    while chunk := await _within(timeout, part.read_chunk(CHUNK)):
+        yield chunk
+
+
+async def _within(timeout: float, coming: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(timeout or None):
+            return await coming
+    except TimeoutError:
+        raise HttpError(408, f"Nothing more of the request's body came within {timeout:g} s") from None
