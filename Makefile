@@ -70,7 +70,7 @@ test-observability: $(DEV)
 # Faults against real processes, in an order that CHAOS_SEED decides; a failed run prints its seed.
 chaos: $(DEV)
 	@echo "Asking thousands of requests while workers, connections, etcd and NATS fail: some minutes."
-	$(BIN)/python -m pytest -s -m chaos --ignore tests/chaos/test_soak.py tests/chaos tests/run/test_serve.py
+	$(BIN)/python -m pytest -s -m chaos --ignore tests/chaos/test_soak.py tests/chaos tests/cli/test_serve.py
 
 # Load and kills for MINUTES; memory, descriptors and threads of a frontend must not grow with requests.
 soak: $(DEV)

@@ -21,7 +21,7 @@ from msgspec import Struct
 from figures import table
 from processes import Stack, free_port
 
-RUN = "from dynamo.run.main import main; main()"
+RUN = "from dynamo.cli.main import main; main()"
 LIMIT = 500
 PLACES = ("Paris", "Rome", "Madrid", "Berlin", "Vienna", "Oslo", "Lisbon", "Athens", "Warsaw", "Dublin")
 COUNTRIES = ("France", "Italy", "Spain", "Germany", "Austria", "Norway", "Portugal", "Greece", "Poland", "Ireland")

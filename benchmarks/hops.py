@@ -156,7 +156,7 @@ def read_until(terminal: int, *expected: bytes) -> None:
 
 def chat_on_terminal(folder: str) -> list[Walks]:
     ours, theirs = pty.openpty()
-    run = Traced(folder, "dynamo.run.main", "out=echo_core", "tiny", terminal=theirs)
+    run = Traced(folder, "dynamo.cli.main", "out=echo_core", "tiny", terminal=theirs)
     read_until(ours, b"1m>")
     to_prompt = run.hops()
     os.write(ours, b"forty-two\r")

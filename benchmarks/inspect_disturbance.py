@@ -134,7 +134,7 @@ class Look(Struct):
 
 CLIENT = """
 import json, os, sys
-from dynamo.run.inspect import inspect
+from dynamo.cli.inspect.command import inspect
 for line in sys.stdin:
     print(inspect(json.loads(line), os.environ), file=sys.stderr, flush=True)
 """

@@ -24,8 +24,8 @@ from itertools import pairwise
 from msgspec import Struct
 
 from dynamo.engines.mocker import MockerArgs
+from dynamo.lab.simulate.planner import PlannedReport, simulate_planned
 from dynamo.planner.config import PlannerConfig
-from dynamo.planner.simulated import PlannedReport, simulate_planned
 from dynamo.simulate import SimulatedRequest, SimulationConfig
 
 SHARE = 0.95

@@ -30,10 +30,10 @@ from msgspec import structs
 
 from conversations import seed_list
 from dynamo.engines.mocker import MockerArgs
+from dynamo.lab.profile.command import main as profile
+from dynamo.lab.simulate.simulation import FRONTEND_MS
 from dynamo.router.config import RoutingConfig
-from dynamo.run.profile import main as profile
 from dynamo.simulate import SimulatedRequest, SimulationConfig, Synthetic, read_request_trace, simulate
-from dynamo.simulate.simulation import FRONTEND_MS
 from figures import percentile, table
 from processes import Stack
 from prompts import MODEL, make_model

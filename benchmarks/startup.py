@@ -23,7 +23,7 @@ from load import body
 from processes import REPOSITORY, Stack, free_port
 from prompts import MODEL, make_model
 
-RUN = "from dynamo.run.main import main; main()"
+RUN = "from dynamo.cli.main import main; main()"
 
 
 def help_text(_: Path) -> float:
@@ -104,7 +104,7 @@ def main() -> None:
         ("frontend and worker, to the first answer", "", frontend_and_worker),
         ("frontend beside a running worker, to the first answer", "", frontend_beside_a_worker),
     ]
-    if find_spec("dynamo.run.main"):
+    if find_spec("dynamo.cli.main"):
         cases.insert(0, ("dynamo-run --help", "0.3", help_text))
         if has_bundled_model():
             cases.append(("dynamo-run in=http, bundled model, to the first answer", "3", bundled))

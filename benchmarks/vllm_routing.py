@@ -221,7 +221,7 @@ def worker_flags(number: int, folder: Path, model: Path, options: argparse.Names
         "buffer_steps": 1_000_000,
     }
     return [
-        "-m", "dynamo.run.main", f"in=dyn://{ENDPOINT}", "out=vllm", str(model), "--model-name", MODEL, "--",
+        "-m", "dynamo.cli.main", f"in=dyn://{ENDPOINT}", "out=vllm", str(model), "--model-name", MODEL, "--",
         "--load-format", "dummy", "--block-size", str(options.block_size),
         "--num-gpu-blocks-override", str(options.blocks), "--kv-events-config", json.dumps(events), *options.vllm,
     ]  # fmt: skip

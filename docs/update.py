@@ -7,17 +7,17 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from dynamo.cli.mocker.command import MockerSettings
+from dynamo.cli.run.help import help_text
 from dynamo.engines.echo import EchoSettings
 from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.mocker import MockerArgs
 from dynamo.frontend.measure.trace_sinks import TraceSettings, TraceSinkSettings
-from dynamo.mocker.__main__ import MockerSettings
+from dynamo.lab.plan.command import PlanSettings
+from dynamo.lab.replay.settings import ReplaySettings, TrafficSettings
 from dynamo.model import AdapterConfig, FetchConfig, HubConfig, S3Config
 from dynamo.planner.__main__ import PlannerSettings
-from dynamo.replay.plan import PlanSettings
-from dynamo.replay.settings import ReplaySettings, TrafficSettings
 from dynamo.router.__main__ import StandaloneSettings
-from dynamo.run.help import help_text
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.logging import LogSettings
 from dynamo.runtime.nats.config import NatsConfig

@@ -166,7 +166,7 @@ class Served:
         else:
             asked = ("in=dyn://bench.backend.generate", "out=vllm", str(options.model), "--model-name", MODEL)
             self._engine = stack.start(
-                "worker", "-m", "dynamo.run.main", *asked, "--", *flags(options), *self._events()
+                "worker", "-m", "dynamo.cli.main", *asked, "--", *flags(options), *self._events()
             )
             workers = ("--http-workers", str(options.http_workers)) if options.http_workers > 1 else ()
             self._front = stack.frontend(*workers)

@@ -39,9 +39,9 @@ import aiohttp
 import uvloop
 
 from dynamo.engines.mocker import ProfileTiming, read_profile
-from dynamo.replay.inputs import engine_of
+from dynamo.lab.profile.served_engine import ServedEngine
+from dynamo.lab.replay.inputs import engine_of
 from dynamo.router.config import RoutingConfig
-from dynamo.run.served_engine import ServedEngine
 from dynamo.simulate import SimulatedRequest, SimulationConfig, simulate
 from figures import percentile
 from gpu.compare import SHAPES, _config, environment, keep_logs, padded, say, versions
@@ -88,7 +88,7 @@ def run(place: Path, options: argparse.Namespace) -> None:
         try:
             begun = time.monotonic()
             asked = ("in=dyn://bench.backend.generate", "out=vllm", str(model), "--model-name", MODEL)
-            stack.start("worker", "-m", "dynamo.run.main", *asked, "--", *flags, *options.vllm)
+            stack.start("worker", "-m", "dynamo.cli.main", *asked, "--", *flags, *options.vllm)
             stack.frontend()
             stack.until("/v1/models", f'"{MODEL}"'.encode(), seconds=options.patience)
             say(f"started in {time.monotonic() - begun:.0f} s")
@@ -114,7 +114,7 @@ def measured(stack: Stack, options: argparse.Namespace) -> Path:
     begun, profile = time.monotonic(), Path(options.logs, "profile.npz")
     words = ["profile", stack.url, "--output", str(profile), "--max-tokens", str(options.max_tokens)]
     words += ["--max-requests", str(options.max_requests)]
-    command = [sys.executable, "-c", "from dynamo.run.main import dynamo; dynamo()", *words]
+    command = [sys.executable, "-c", "from dynamo.cli.main import dynamo; dynamo()", *words]
     done = subprocess.run(command, env=stack.environ, capture_output=True, text=True, check=False)
     (options.logs / "profile.txt").write_text(done.stderr + done.stdout)
     say(done.stderr + done.stdout + f"profile took {time.monotonic() - begun:.0f} s")

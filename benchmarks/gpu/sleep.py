@@ -40,7 +40,7 @@ def main() -> None:
             flags = ("--load-format", "dummy", "--max-model-len", "2048", "--enforce-eager", "--enable-sleep-mode")
             stack.frontend()
             stack.environ |= {"DYN_SYSTEM_PORT": str(status), "DYN_SYSTEM_HOST": "127.0.0.1"}
-            stack.start("worker", "-m", "dynamo.run.main", *asked, "--", *flags, *options.vllm)
+            stack.start("worker", "-m", "dynamo.cli.main", *asked, "--", *flags, *options.vllm)
             stack.until("/v1/models", f'"{MODEL}"'.encode(), seconds=options.patience)
             say("ready")
             for level in (1, 2):

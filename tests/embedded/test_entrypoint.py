@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from dynamo.cli.run.grammar import parse
 from dynamo.llm import EngineType, EntrypointArgs, KvRouterConfig, RouterConfig, RouterMode, make_engine, run_input
-from dynamo.run.grammar import parse
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from support.services import free_port
 from support.waiting import until

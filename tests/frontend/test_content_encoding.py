@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.frontend import content_encoding
-from dynamo.frontend.content_encoding import TooLong, unpack
+from dynamo.frontend.bodies import content_encoding
+from dynamo.frontend.bodies.content_encoding import TooLong, unpack
 from dynamo.protocols.errors import HttpError
 from support.serving import CHAT, serving
 

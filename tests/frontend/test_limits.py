@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo.frontend.admission.limits import Bucket, KeyLimits, KeyMeter, RateLimitExceeded, duration
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.limits import Bucket, KeyLimits, KeyMeter, RateLimitExceeded, duration
 from support.serving import Holding, serving
 
 Steps = st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 30)), min_size=1, max_size=60)

@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from dynamo.run.top import documents
+from dynamo.cli.top.command import documents
 from support.kube_server import KubeServer
 from support.running import run
 from support.services import free_port

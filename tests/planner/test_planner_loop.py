@@ -9,11 +9,11 @@ import pytest
 from msgspec import structs
 
 from dynamo.engines.mocker import MockerArgs
+from dynamo.lab.simulate.planner import PlannedReport, simulate_planned
 from dynamo.planner import Planner, PlannerConfig, TrafficSeen
 from dynamo.planner.config import Role
 from dynamo.planner.metrics import PlannerMetrics
 from dynamo.planner.parts import ActorError, Measurement, PoolLoad, PoolOrder, SourceError
-from dynamo.planner.simulated import PlannedReport, simulate_planned
 from dynamo.runtime.metrics.exposition import exposition
 from dynamo.simulate import SimulatedRequest, SimulationConfig
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from dynamo.cli.run.flags import BY_WORD
 from dynamo.frontend.__main__ import main
 from dynamo.frontend.config import FrontendConfig
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
 from dynamo.router import RoutingConfig, make_router
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.simple import SimpleRouter
-from dynamo.run.flags import BY_WORD
 from dynamo.runtime import DistributedRuntime, Local
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.instances import InstanceSet

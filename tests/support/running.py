@@ -14,7 +14,7 @@ from pathlib import Path
 from support.waiting import PATIENCE
 
 SOURCE = Path(__file__).parents[2] / "src"
-RUN = [sys.executable, "-m", "dynamo.run.main"]
+RUN = [sys.executable, "-m", "dynamo.cli.main"]
 KEPT = ("PATH", "LANG", "TMPDIR", "ETCD_UNSUPPORTED_ARCH", "COVERAGE_PROCESS_CONFIG")
 
 

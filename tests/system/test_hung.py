@@ -31,7 +31,7 @@ async def test_streams_leave_a_python_engine_that_hangs_and_it_returns_when_it_a
 ) -> None:
     engine, hangs = tmp_path / "engine.py", tmp_path / "hangs"
     engine.write_text(ENGINE)
-    command = ["-m", "dynamo.run.main", "in=dyn://dynamo.backend.generate", f"out=pytok:{engine}", "tiny"]
+    command = ["-m", "dynamo.cli.main", "in=dyn://dynamo.backend.generate", f"out=pytok:{engine}", "tiny"]
     command += ["--migration-limit", "100"]
     hung = await stack.python(*command, HANGS=str(hangs))
     await stack.python(*command, HANGS=str(tmp_path / "never"))

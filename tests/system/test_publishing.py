@@ -29,7 +29,7 @@ async def test_a_subscriber_sees_what_every_mocker_caches(
     shared = ["--endpoint", "ns.backend.generate", "--model-path", folder, "--block-size", "4", "--speedup-ratio", "9"]
     await stack.python("-m", "dynamo.mocker", *shared, "--data-parallel-size", "2")
     await stack.python(
-        "-m", "dynamo.run.main", "in=dyn://ns.backend.generate", "out=mocker", folder, "--kv-cache-block-size", "4"
+        "-m", "dynamo.cli.main", "in=dyn://ns.backend.generate", "out=mocker", folder, "--kv-cache-block-size", "4"
     )
     client = await here.endpoint("ns.backend.generate").client()
     workers = await count(client, 2)

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from dynamo.engines.mocker import MockerArgs
-from dynamo.run.profile import main as profile
+from dynamo.lab.profile.command import main as profile
 from dynamo.simulate import SimulationConfig, Synthetic, simulate
 from support.models import byte_level_model
 from support.stack import Stack

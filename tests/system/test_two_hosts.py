@@ -38,13 +38,13 @@ class Site:
         self._environ = environ
         self._stack = stack
 
-    def start(self, host: Host, *words: str, module: str = "dynamo.run.main", **environ: str) -> Process:
+    def start(self, host: Host, *words: str, module: str = "dynamo.cli.main", **environ: str) -> Process:
         """A process of the host, in a folder of its own: hosts share no disk."""
         return self._running(host, host.inside(sys.executable, "-m", module), words, environ)
 
     def start_door(self, hidden: Path, size: str = "1m", **environ: str) -> Process:
         """The frontend on host `a`, where the folder `hidden` is an empty disk of this size."""
-        program = self.a.inside_without(hidden, sys.executable, "-m", "dynamo.run.main", size=size)
+        program = self.a.inside_without(hidden, sys.executable, "-m", "dynamo.cli.main", size=size)
         return self._running(self.a, program, ("in=http", "out=dyn"), environ)
 
     def _running(self, host: Host, program: list[str], words: tuple[str, ...], environ: dict[str, str]) -> Process:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.engines.mocker.fit_steps import read_steps
+from dynamo.lab.profile.fit_steps import read_steps
 from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledRequestMetrics, StepTraceRow, StepTraceSource
 from dynamo.settings.worker import StepTraceSettings
 from dynamo.worker.step_trace import Segments, StepTrace

@@ -22,7 +22,7 @@ from support.waiting import PATIENCE, until
 
 WORKER = ("-m", "dynamo.worker", "child", "tiny")
 SERVING = "worker for 'tiny' at dyn://dynamo.backend.generate"
-RUN = ("-m", "dynamo.run.main", "in=dyn://dynamo.backend.generate", "out=child", "tiny")
+RUN = ("-m", "dynamo.cli.main", "in=dyn://dynamo.backend.generate", "out=child", "tiny")
 
 
 async def pids_of(worker: Process) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from aiohttp import web
 
 from dynamo.frontend import headers
-from dynamo.frontend.keys import OWNER, TENANT
+from dynamo.frontend.admission.keys import OWNER, TENANT
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.completions import CompletionRequest

@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from dynamo.cli.run.grammar import Command, parse
 from dynamo.engines.mocker.args import MockerArgs
 from dynamo.llm.router_config import RouterConfig
-from dynamo.run.grammar import Command, parse
 from dynamo.runtime import DistributedRuntime
 from dynamo.settings.router import RouterSettings
 from dynamo.settings.setting import options
@@ -91,7 +91,7 @@ async def run_input(
     if frontend_route_extensions:
         raise ValueError("frontend_route_extensions: routes cannot be added to the frontend")
     command: Command = parse([*engine_config.args.words(), f"in={input}"])
-    module = importlib.import_module(f"dynamo.run.{command.input.kind}")
+    module = importlib.import_module(f"dynamo.cli.run.{command.input.kind}")
     await module.run(distributed_runtime, command, os.environ)
 
 

@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
-    from dynamo.serving.terminal import chat_with_workers
+    from dynamo.cli.chat import chat_with_workers
 
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise fail("--interactive is a chat and needs a terminal", code=2)

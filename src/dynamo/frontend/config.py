@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import structs
 
+from dynamo.frontend.admission.keys import ApiKeys, KnownKey, digest
+from dynamo.frontend.admission.keys_file import KeyEntry, read_keys
+from dynamo.frontend.admission.limits import KeyLimits
 from dynamo.frontend.connection import ConnectionLimits
-from dynamo.frontend.keys import ApiKeys, KnownKey, digest
-from dynamo.frontend.keys_file import KeyEntry, read_keys
-from dynamo.frontend.limits import KeyLimits
 from dynamo.frontend.measure.metrics import clean_prefix
 from dynamo.router import RoutingConfig
 from dynamo.runtime.names import NamespaceFilter

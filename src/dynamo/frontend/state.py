@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynamo.frontend.callers import Callers
+from dynamo.frontend.admission.callers import Callers
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
 from dynamo.frontend.fleet.stream import FleetStream, viewing_metric

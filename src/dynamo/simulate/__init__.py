@@ -1,12 +1,17 @@
-"""Simulates a fleet in virtual time with the router, delivery and scheduler that serve: `simulate(config, traffic)`."""
+"""A fleet in virtual time, for programs: `simulate(config, traffic)`."""
 
-from dynamo.simulate.incidents import Incident
-from dynamo.simulate.measured import Percentiles
-from dynamo.simulate.report import FleetReport
-from dynamo.simulate.simulation import SimulationConfig, simulate
-from dynamo.simulate.synthetic import Synthetic
-from dynamo.simulate.traces import read_mooncake, read_request_trace
-from dynamo.simulate.traffic import SimulatedRequest, scaled
+from dynamo.lab.simulate import (
+    FleetReport,
+    Incident,
+    Percentiles,
+    SimulatedRequest,
+    SimulationConfig,
+    Synthetic,
+    read_mooncake,
+    read_request_trace,
+    scaled,
+    simulate,
+)
 
 __all__ = [
     "FleetReport",

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dynamo.engines.mocker import MockerArgs, ProfileTiming, read_profile
-from dynamo.engines.mocker.fit_profile import (
+from dynamo.engines.mocker.profile import About
+from dynamo.lab.profile.fit_profile import (
     DecodeFit,
     DecodeTime,
     MixedTime,
@@ -16,7 +17,6 @@ from dynamo.engines.mocker.fit_profile import (
     profile_from,
     write_profile,
 )
-from dynamo.engines.mocker.profile import About
 
 TRUE = DecodeFit(idle=6.0, per_request=0.3, per_token=0.002)
 PREFILL = [PrefillTime(tokens, 10 + 0.05 * tokens) for tokens in (32, 256, 1024, 4096)]

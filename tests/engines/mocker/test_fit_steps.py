@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from dynamo.engines.mocker import MockerArgs, ProfileTiming
-from dynamo.engines.mocker.fit_profile import DecodeFit, PrefillTime, profile_from
-from dynamo.engines.mocker.fit_steps import ForwardPass, fit_steps, read_steps
 from dynamo.engines.mocker.profile import About
+from dynamo.lab.profile.fit_profile import DecodeFit, PrefillTime, profile_from
+from dynamo.lab.profile.fit_steps import ForwardPass, fit_steps, read_steps
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.forward_pass import ForwardPassMetrics, ScheduledRequestMetrics, StepTraceEvent, StepTraceRow
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine, PolynomialTiming
+from dynamo.lab.simulate.virtual_time import run
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledRequestMetrics
-from dynamo.simulate.virtual_time import run
 from support.sinks import Kept
 
 Step = tuple[int, float, ScheduledRequestMetrics, QueuedRequestMetrics]

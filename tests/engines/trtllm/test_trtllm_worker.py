@@ -68,7 +68,7 @@ async def test_an_argument_it_does_not_have_ends_the_command_before_anything_is_
 
 async def test_without_the_package_one_line_says_what_to_install_and_no_model_is_fetched(tmp_path: Path) -> None:
     async with Stack(tmp_path, {"PYTHONPATH": str(SOURCE), "HF_ENDPOINT": "http://127.0.0.1:9"}) as stack:
-        for command in (("-m", "dynamo.trtllm"), ("-m", "dynamo.run.main", "in=http", "out=trtllm")):
+        for command in (("-m", "dynamo.trtllm"), ("-m", "dynamo.cli.main", "in=http", "out=trtllm")):
             worker = await stack.python(*command, "no/such-model")
             assert await worker.ended() == 1
             assert worker.lines[:-1] == [  # the last says that the output ended

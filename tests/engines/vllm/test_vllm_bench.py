@@ -27,7 +27,7 @@ SHAPE = ("--dataset-name", "random", "--random-input-len", "32", "--random-outpu
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("home")
-    program = [sys.executable, "-m", "dynamo.run.main", "in=http", "out=vllm", str(bundled()), "--model-name", "tiny"]
+    program = [sys.executable, "-m", "dynamo.cli.main", "in=http", "out=vllm", str(bundled()), "--model-name", "tiny"]
     env = environment(home, HOME=str(home), DYN_HTTP_PORT="0", OMP_NUM_THREADS="1")
     with running(home, program=program, **env) as process:
         yield process.url()

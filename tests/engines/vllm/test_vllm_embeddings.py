@@ -21,7 +21,7 @@ async def test_a_pooling_model_is_served_as_embeddings(tmp_path: Path) -> None:
     async with Stack(tmp_path, {"OMP_NUM_THREADS": "1"}) as stack:
         words = ("in=dyn://ns.backend.generate", "out=vllm", str(bundled()), "--model-name", "m")
         flags = ("--runner", "pooling", "--convert", "embed", "--max-model-len", "256", "--hf-overrides", MATRYOSHKA)
-        worker = await stack.python("-m", "dynamo.run.main", *words, "--", "--kv-cache-memory-bytes", "64M", *flags)
+        worker = await stack.python("-m", "dynamo.cli.main", *words, "--", "--kv-cache-memory-bytes", "64M", *flags)
         async with asyncio.timeout(PATIENCE):
             while not any("serving dyn://" in line for line in worker.lines):
                 assert worker.child.returncode is None, worker.output

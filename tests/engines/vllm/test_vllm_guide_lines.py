@@ -56,8 +56,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(model, home / folder)
     shutil.copy(bundled() / "tiny.gguf", home / GGUF)
     for name, body in (
-        ("dynamo-run", "-m dynamo.run.main"),
-        ("dynamo", '-c "from dynamo.run.main import dynamo; dynamo()"'),
+        ("dynamo-run", "-m dynamo.cli.main"),
+        ("dynamo", '-c "from dynamo.cli.main import dynamo; dynamo()"'),
     ):
         script = home / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {body} "$@"\n')

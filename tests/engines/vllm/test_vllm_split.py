@@ -35,7 +35,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
 
 async def worker(stack: Stack, role: str) -> Process:
     words = (f"in=dyn://ns.{role}.generate", "out=vllm", str(bundled()), "--model-name", "m")
-    return await stack.python("-m", "dynamo.run.main", *words, "--", *FLAGS, role)
+    return await stack.python("-m", "dynamo.cli.main", *words, "--", *FLAGS, role)
 
 
 async def serving(process: Process) -> None:

@@ -48,7 +48,7 @@ async def workers(stack: Stack, count: int, *more: str) -> dict[int, Process]:
     """By instance id; `more` are flags of vLLM."""
     words = ("in=dyn://ns.backend.generate", "out=vllm", str(bundled()), "--model-name", "m", "--migration-limit", "3")
     flags = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "64M", *more)
-    run = ("-m", "dynamo.run.main", *words, "--", *flags)
+    run = ("-m", "dynamo.cli.main", *words, "--", *flags)
     started = [await stack.python(*run, DYN_SYSTEM_PORT="0", DYN_SYSTEM_HOST="127.0.0.1") for _ in range(count)]
     return {await serving(process): process for process in started}
 

@@ -1,0 +1,69 @@
+"""What the inputs text, stdin and batch share: the model to ask, here or on the network, and request defaults."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from dynamo.cli.run.files import request_template
+from dynamo.cli.run.grammar import Command
+from dynamo.cli.run.local import engine_served
+from dynamo.engines.registry import engine_entry
+from dynamo.model import HubConfig
+from dynamo.router import RoutingConfig
+from dynamo.runtime import DistributedRuntime
+from dynamo.runtime.names import NamespaceFilter
+from dynamo.serving.ask import RequestDefaults
+from dynamo.serving.models import Models
+from dynamo.serving.served_model import ServedModel
+from dynamo.settings.frontend import FrontendSettings
+
+
+@asynccontextmanager
+async def answering(
+    runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
+) -> AsyncIterator[tuple[Models, ServedModel]]:
+    """All models and the one to ask, served while the block runs."""
+    router, http = command.read(RoutingConfig, environ), command.read(FrontendSettings, environ)
+    serves_namespace = NamespaceFilter(http.namespace, http.namespace_prefix)
+    models = Models(
+        runtime,
+        router,
+        HubConfig.from_env(environ),
+        serves_namespace,
+        None,
+        http.migration_limit,
+        http.migration_max_seq_len,
+    )
+    async with AsyncExitStack() as stack:
+        name = command.model_name
+        if command.output.engine:
+            place, kv_events = serves_namespace.own_endpoint(), router.mode == "kv"
+            served = engine_served(runtime, command, environ, place, kv_events=kv_events)
+            name = (await stack.enter_async_context(served)).name
+        try:
+            await models.start()
+            if not command.output.engine:
+                _say_what_is_awaited(name, models.served())
+            yield models, await models.wait_for(name)
+        finally:
+            await models.close()
+
+
+def _say_what_is_awaited(name: str | None, served: Sequence[ServedModel]) -> None:
+    if name is not None and name not in [model.name for model in served]:
+        print(f"waiting for a worker that serves '{name}'", file=sys.stderr)
+    elif not served:
+        print("waiting for a worker to join", file=sys.stderr)
+
+
+def request_defaults(command: Command) -> RequestDefaults:
+    """The options of requests for which the user gives only a text."""
+    template = request_template(command.request_template)
+    engine = command.output.engine
+    return RequestDefaults(
+        temperature=template.temperature if template else None,
+        max_completion_tokens=template.max_completion_tokens if template else None,
+        raw=engine is not None and engine_entry(engine).repeats_prompt,
+    )

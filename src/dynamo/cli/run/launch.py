@@ -1,0 +1,69 @@
+"""From a command to a running process: settings, network, then the input."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import uvloop
+
+from dynamo.cli.run.grammar import Command, UsageError
+from dynamo.engines.registry import load_engine
+from dynamo.process.children import adopt_orphans, exit_now
+from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
+from dynamo.runtime.process import INTERRUPTED, failures_as_one_line, run_until_signalled, start_or_exit
+from dynamo.settings import given
+from dynamo.settings.frontend import FrontendSettings
+from dynamo.settings.network import NetworkSettings
+from dynamo.worker.life import Interrupted
+
+
+def launch(command: Command, environ: Mapping[str, str]) -> None:
+    with failures_as_one_line():
+        logged = quiet(environ) if command.input.kind in ("text", "stdin", "batch") else environ
+        configure_dynamo_logging(LogConfig.from_env(logged, verbosity=command.verbosity))
+        if command.output.engine:
+            load_engine(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
+        adopt_orphans()
+        code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
+    if code:
+        raise SystemExit(code)
+
+
+def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
+    """In-process, unless requests come from or go to other processes."""
+    if command.input.kind == "dyn":
+        return _shared_network(command, environ, "no frontend would find this worker")
+    if command.output.remote:
+        config = _shared_network(command, environ, "out=dyn would find no worker").without_status()
+    else:
+        config = RuntimeConfig.in_process(environ)
+    if command.input.kind == "http":
+        http = command.read(FrontendSettings, environ)
+        config = config.with_graceful_shutdown_timeout(http.graceful_shutdown_timeout)
+    return config
+
+
+def _shared_network(command: Command, environ: Mapping[str, str], otherwise: str) -> RuntimeConfig:
+    config = RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings))
+    if config.discovery.backend == "memory":
+        raise UsageError(f"discovery in memory ends at this process: {otherwise}; use --discovery-backend file or etcd")
+    return config
+
+
+def _input(command: Command) -> Any:
+    """The module of the input; only the one that runs is imported."""
+    return importlib.import_module(f"dynamo.cli.run.{command.input.kind}")
+
+
+async def _run(command: Command, environ: Mapping[str, str], network: RuntimeConfig, module: Any) -> int:
+    runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
+    try:
+        return await run_until_signalled(runtime, module.run(runtime, command, environ)) or 0
+    except Interrupted:
+        # A thread that loads a model cannot be stopped, and the event loop would wait for it.
+        sys.stderr.flush()
+        exit_now(INTERRUPTED)

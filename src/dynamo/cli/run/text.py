@@ -1,0 +1,26 @@
+"""in=text: a chat on this terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from dynamo.cli.chat import TerminalChat
+from dynamo.cli.run.answering import answering, request_defaults
+from dynamo.cli.run.errors import RunError
+from dynamo.cli.run.grammar import Command
+from dynamo.runtime import DistributedRuntime
+from dynamo.runtime.process import unless_shut_down
+
+
+async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
+    if not sys.stdin.isatty() or not sys.stdout.isatty():
+        raise RunError("in=text is a chat and needs a terminal; in a pipe use in=stdin")
+    return await unless_shut_down(runtime, _chat(runtime, command, environ)) or 0
+
+
+async def _chat(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
+    defaults = request_defaults(command)
+    async with answering(runtime, command, environ) as (models, model):
+        await TerminalChat(models, model.name, defaults, environ).run()
+    return 0

@@ -1,0 +1,1 @@
+"""`dynamo serve FILE.yaml`."""

@@ -1,0 +1,100 @@
+"""The fleet as lines of text."""
+
+from __future__ import annotations
+
+from dynamo.cli.top.cells import milliseconds, number, printable, table, worker_name
+from dynamo.cli.top.parts import HANDOFFS, PREFIXES, TIERS, handoff_rows, planner_lines, prefix_rows, tier_rows
+from dynamo.frontend.fleet.merge_patch import Document
+
+WORKERS = (
+    "WORKER", "MODEL", "ROLE", "HEALTH", ">REQUESTS", ">BLOCKS", ">PREFILL", ">CACHED", ">TTFT", ">ITL", "VERSION",
+)  # fmt: skip
+REQUESTS = ("REQUEST", "MODEL", "STAGE", "WORKER", ">IN", ">OUT", ">AGE")
+DECISIONS = ("DECISION", "MODEL", "WORKER", "WHY")
+
+
+def lines(fleet: Document, now: float, width: int, height: int | None = None, note: str = "") -> list[str]:
+    """`height` None shows everything. Each table gets a share of the lines; what is left out is counted."""
+    rest = None if height is None else max(3, height - 6)
+    tables = [
+        table(WORKERS, [_worker(row) for _, row in sorted(fleet["workers"].items(), key=_by_model)]),
+        table(TIERS, tier_rows(fleet)),
+        table(REQUESTS, [_request(id, row, now) for id, row in fleet["requests"].items()]),
+        table(HANDOFFS, handoff_rows(fleet)),
+        table(PREFIXES, prefix_rows(fleet)),
+        table(DECISIONS, [_decision(row) for _, row in sorted(fleet["decisions"].items(), key=_newest_first)]),
+    ]
+    tables = [each for each in tables if len(each) > 1]
+    shown = [_summary(fleet, note), *planner_lines(fleet)]
+    for place, each in enumerate(tables, 1):
+        room = None if rest is None else max(2, rest if place == len(tables) else rest * 3 // 5)
+        part = each if room is None or len(each) <= room else [*each[: room - 1], f"… {len(each) - room + 1} more"]
+        shown += ["", *part]
+        rest = None if rest is None else max(0, rest - len(part))
+    return [line[:width] for line in shown[:height]]
+
+
+def _summary(fleet: Document, note: str) -> str:
+    models, workers = fleet["models"].values(), fleet["workers"].values()
+    ready = sum(row["health"] == "ready" for row in workers)
+    blocks = sum(model.get("prompt_blocks", 0) for model in models)
+    cached = sum(model.get("overlap_blocks", 0) for model in models)
+    facts = [
+        f"dynamo {printable(fleet['version'])}",
+        note,
+        f"{ready} of {len(workers)} workers ready",
+        f"{sum(model.get('running', 0) for model in models)} requests running",
+        f"{sum(model.get('waiting', 0) for model in models)} waiting",
+        f"{cached / blocks:.0%} of prompts cached" if blocks else "",
+    ]
+    return "   ".join(fact for fact in facts if fact)
+
+
+def _worker(row: Document) -> list[str]:
+    total = row.get("total_blocks")
+    blocks = number(row.get("active_blocks"))
+    return [
+        worker_name(f"{row['worker_id']}/{row['rank']}"),
+        printable(row["model"]),
+        printable(row["role"]),
+        printable(row["health"]),
+        number(row["requests"]),
+        f"{blocks}/{total}" if total and blocks != "-" else blocks,
+        number(row.get("prefill_tokens")),
+        number(row.get("cached_blocks")),
+        milliseconds(row.get("ttft_ms")),
+        milliseconds(row.get("itl_ms")),
+        printable(row.get("version", "-")),
+    ]
+
+
+def _request(id: str, row: Document, now: float) -> list[str]:
+    return [
+        printable(id),
+        printable(row["model"]),
+        printable(row["stage"]),
+        ",".join(worker_name(worker) for worker in row["workers"]) or "-",
+        number(row["input_tokens"]),
+        number(row["output_tokens"]),
+        f"{max(0, now - row['started']):.0f}s",
+    ]
+
+
+def _decision(row: Document) -> list[str]:
+    chosen = next((one for one in row.get("candidates", ()) if one["worker"] == row["worker"]), None)
+    if row.get("pinned"):
+        why = "named by the client"
+    elif chosen is None:
+        why = f"{printable(row['mode'])}, of {row['considered']}, {row['in_flight']} requests there"
+    else:
+        cached = f"{chosen['cached_blocks']:g}/{row['prompt_blocks']} blocks cached"
+        why = f"of {row['considered']}: {cached}, cost {chosen['cost']:g}"
+    return [printable(row["request_id"]), printable(row["model"]), worker_name(row["worker"]), why]
+
+
+def _by_model(item: tuple[str, Document]) -> tuple[str, str]:
+    return item[1]["model"], item[0]
+
+
+def _newest_first(item: tuple[str, Document]) -> int:
+    return -int(item[0])

@@ -1,0 +1,1 @@
+"""Who is admitted: keys, limits, and origins of web pages."""

@@ -1,0 +1,99 @@
+"""Who may call what: API keys, administrators' keys, their limits, and what this machine may do without any."""
+
+from __future__ import annotations
+
+import time
+from ipaddress import ip_address
+from typing import Any
+
+from aiohttp import web
+
+from dynamo.api.access import Access
+from dynamo.frontend.admission.cors import Cors
+from dynamo.frontend.admission.keys import ANYBODY, OWNER, TENANT, ApiKeys
+from dynamo.frontend.admission.limits import Clock, KeyMeter
+from dynamo.frontend.config import FrontendConfig
+from dynamo.protocols.engine import Tenant
+from dynamo.protocols.errors import HttpError
+
+BYTES_PER_TOKEN = 4
+"""How many bytes of a request's body count as one token, before the prompt is tokenized."""
+
+
+class Callers:
+    def __init__(self, config: FrontendConfig, keys: ApiKeys, clock: Clock = time.monotonic) -> None:
+        self._config = config
+        self._keys = keys
+        self._cors = Cors(config.cors_allow_origins)
+        self._meters = {key.owner: KeyMeter(key.limits.divided(config.workers), clock) for key in keys if key.limits}
+        if not keys.closed and config.default_key_limits:
+            self._meters[ANYBODY] = KeyMeter(config.default_key_limits.divided(config.workers), clock)
+        self._tenants = {key.owner: key.tenant for key in keys} if keys.closed else {}
+        self.has_limits = bool(self._meters)
+
+    def admit(self, request: web.Request, access: Access) -> None:
+        """Raises Unauthorized, or an HttpError that says why this route is closed."""
+        if access is Access.ADMIN:
+            self._admit_admin(request)
+        elif access is Access.KEY or (access is Access.METRICS and self._config.protect_metrics):
+            owner = request[OWNER] = self._keys.check(request.headers)
+            if self._tenants:
+                request[TENANT] = self._tenants[owner]
+
+    def meter(self, owner: str) -> KeyMeter | None:
+        """The meter of this owner's key, if that key has limits."""
+        return self._meters.get(owner)
+
+    def tenant(self, owner: str) -> Tenant | None:
+        """Who the owner is for other queues, where the server has keys."""
+        return self._tenants.get(owner)
+
+    def sees_addresses(self, request: web.Request) -> bool:
+        """Whether the caller may know where workers are: with a key, or on this machine where there are none."""
+        if self._keys.closed or self._keys.has_admins:
+            return self._keys.is_known(request.headers)
+        return self._config.is_local
+
+    def _admit_admin(self, request: web.Request) -> None:
+        if self._keys.has_admins:
+            key = self._keys.find(request.headers)
+            if not key.admin:
+                raise HttpError(403, "This route is for administrators: it needs a key given with --admin-key.")
+            request[OWNER] = key.owner
+            return
+        request[OWNER] = self._keys.check(request.headers)
+        if self._keys.closed or not self._config.is_local:
+            raise HttpError(403, "This route is closed: the server was started without --admin-key (DYN_ADMIN_KEY).")
+        # Any program on this machine may call it, but not a web page that a browser on this machine shows.
+        if not _is_this_machine(request.headers.get("Host", "")):
+            raise HttpError(403, "This route is only for this machine: call it as http://localhost or by its address.")
+        origin = request.headers.get("Origin")
+        if origin is not None and not self._cors.allows(origin) and not _is_same(origin, request):
+            raise HttpError(
+                403, "This route is not for web pages of other sites; --cors-allow-origin names those it is for."
+            )
+
+
+def tokens_reserved(body: Any, raw_body: bytes | bytearray) -> int:
+    """An estimate of what a request will use: its body's length, and the longest answer it asks for."""
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        longest = getattr(body, name, None)
+        if isinstance(longest, int):
+            return len(raw_body) // BYTES_PER_TOKEN + max(1, longest)
+    return len(raw_body) // BYTES_PER_TOKEN + 1
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether a Host header names this machine. Any other name could be one that a web site lets lead here."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
+    name = name.strip("[]").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_same(origin: str, request: web.Request) -> bool:
+    return origin.lower() == f"{request.scheme}://{request.headers.get('Host', '')}".lower()

@@ -1,0 +1,99 @@
+"""API keys."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Iterator
+
+from aiohttp import web
+from msgspec import Struct
+
+from dynamo.frontend.admission.limits import KeyLimits
+from dynamo.frontend.headers import Headers
+from dynamo.protocols.engine import Tenant
+from dynamo.protocols.errors import DynamoException
+
+OWNER = web.RequestKey("owner", str)
+"""Where a request keeps the owner of its key."""
+TENANT = web.RequestKey("tenant", Tenant)
+"""Where a request keeps the tenant that it counts for in the router's queue, if the server has keys."""
+ANYBODY = "-"
+"""The one owner of a server without keys."""
+
+
+class Unauthorized(DynamoException):
+    kind = "invalid_api_key"
+    status = 401
+
+
+class KnownKey(Struct, frozen=True, kw_only=True):
+    """What the server knows of a key: its digest and its rights, not the key itself."""
+
+    digest: bytes
+    admin: bool = False
+    weight: float = 1.0
+    limits: KeyLimits = KeyLimits()
+
+    @property
+    def owner(self) -> str:
+        return self.digest.hex()[:32]
+
+    @property
+    def tenant(self) -> Tenant:
+        return Tenant(self.owner, self.weight)
+
+
+class ApiKeys:
+    """Without any key all requests are accepted; a server that has only keys of administrators accepts all too."""
+
+    def __init__(self, keys: Iterable[str | KnownKey]) -> None:
+        # Digests have equal lengths, so the time of a comparison does not reveal even the length of a key.
+        known = [key if isinstance(key, KnownKey) else KnownKey(digest=digest(key)) for key in keys]
+        self._keys = {key.digest: key for key in known}
+        self.closed = any(not key.admin for key in known)
+        """Requests need a key."""
+        self.has_admins = any(key.admin for key in known)
+
+    def check(self, headers: Headers) -> str:
+        """The owner of the key sent as `Authorization: Bearer KEY` or `x-api-key: KEY`; raises Unauthorized."""
+        return self.find(headers).owner if self.closed else ANYBODY
+
+    def find(self, headers: Headers) -> KnownKey:
+        """The key that was sent; raises Unauthorized if it is not one of ours."""
+        sent = _sent(headers)
+        if sent is None:
+            raise Unauthorized("No API key was sent. Send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'.")
+        sent_digest, found = digest(sent), None
+        for each in self._keys:
+            if hmac.compare_digest(each, sent_digest):
+                found = self._keys[each]
+        if found is None:
+            raise Unauthorized("The API key is not one of this server's.")
+        return found
+
+    def is_known(self, headers: Headers) -> bool:
+        try:
+            self.find(headers)
+        except Unauthorized:
+            return False
+        return True
+
+    @property
+    def owners(self) -> list[str]:
+        """All that `check` can return."""
+        return [key.owner for key in self._keys.values()] if self.closed else [ANYBODY]
+
+    def __iter__(self) -> Iterator[KnownKey]:
+        return iter(self._keys.values())
+
+
+def _sent(headers: Headers) -> str | None:
+    scheme, _, key = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return headers.get("x-api-key", "").strip() or None
+
+
+def digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,1 @@
+"""Request bodies: read once, unpacked and decoded, within limits."""

@@ -1,0 +1,1 @@
+"""How many workers a traffic needs: `dynamo plan`."""

@@ -1,0 +1,93 @@
+"""How many workers a traffic needs, and with which settings: `dynamo plan [TRACE] --ttft-ms X --itl-ms Y`.
+
+Fleets are simulated with the router and the scheduler that serve, until the smallest that meets the targets is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, structs
+
+from dynamo.lab.plan.search import PlannedFleet, Targets, plan_fleet, plan_json, plan_page, plan_text
+from dynamo.lab.replay.inputs import simulation_of
+from dynamo.lab.replay.settings import SimulationSettings, TrafficSettings
+from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.config import RoutingConfig
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
+from dynamo.runtime.process import fail
+from dynamo.settings import Setting, given
+from dynamo.settings.arguments import FlagParser
+
+COMMAND = "dynamo plan"
+Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
+
+
+class PlanSettings(SimulationSettings, frozen=True, kw_only=True):
+    GROUP: ClassVar[str] = "plan"
+
+    # fmt: off
+    ttft_ms: Annotated[Milliseconds, Setting("--ttft-ms", help="longest time to the first token", metavar="MS")] = 500.0
+    itl_ms: Annotated[Milliseconds, Setting(
+        "--itl-ms", help="longest mean time between the tokens of a request", metavar="MS")] = 50.0
+    share: Annotated[float, Meta(gt=0, le=1), Setting(
+        "--share", help="of the requests that must meet both")] = 0.95
+    most: Annotated[int, Meta(ge=1, le=100_000), Setting("--max-workers", help="try no larger fleet")] = 64
+    disagg: Annotated[bool, Setting("--disagg", help="try prefill and decode workers too")] = False
+    settings: Annotated[tuple[str, ...], Setting(
+        "--try", metavar="FLAGS", help="router settings to try; may be repeated")] = (
+        "--router-mode kv", "--router-mode round-robin")
+    # fmt: on
+
+
+def parser() -> argparse.ArgumentParser:
+    made = FlagParser(COMMAND, __doc__, TrafficSettings, PlanSettings, RoutingConfig)
+    made.add_argument("trace", nargs="?", help="the traffic, as a trace; without one, it is made up")
+    return made
+
+
+def main(words: Sequence[str]) -> None:
+    try:
+        flags = vars(parser().parse_args(words))
+        quiet = {} if flags["verbosity"] else {"DYN_LOG": "error"}
+        configure_dynamo_logging(LogConfig.from_env(quiet | dict(os.environ), verbosity=flags["verbosity"]))
+        asked = PlanSettings.from_env({}, **given(flags, PlanSettings))
+        for path in (asked.report_json, asked.report_html):
+            if path and not Path(path).resolve().parent.is_dir():
+                raise ValueError(f"the folder of {path} does not exist")
+        runs = []
+        for each in asked.settings:
+            own = vars(parser().parse_args(shlex.split(each)))
+            runs.append(simulation_of(flags | {name: value for name, value in own.items() if value}, each))
+        fleets = [config for config, _ in runs]
+        if asked.disagg:
+            fleets += [
+                structs.replace(config, prefill_workers=1, name=f"{config.name}, prefill + decode") for config in fleets
+            ]
+        targets = Targets(ttft_ms=asked.ttft_ms, itl_ms=asked.itl_ms, share=asked.share)
+        plan = plan_fleet(fleets, runs[0][1], targets, asked.most, _show)
+        print(plan_text(plan))
+        if asked.report_json:
+            Path(asked.report_json).write_bytes(plan_json(plan))
+        if asked.report_html:
+            Path(asked.report_html).write_text(plan_page(plan))
+    except (ValueError, InvalidArgument) as error:
+        raise fail(f"{error}; see {COMMAND} --help", code=2, error=error) from None
+    except OSError as error:
+        raise fail(str(error), error=error) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    if plan.best is None:
+        raise SystemExit(1)
+
+
+def _show(fleet: PlannedFleet) -> None:
+    share = f"{100 * fleet.share_within:.1f} % within the targets"
+    took = f"simulated in {fleet.report.wall_seconds:.1f} s"
+    print(f"{fleet.settings}, {fleet.size} workers: {share}, {took}", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Traffic replayed on a simulated fleet, as `python -m dynamo.replay` is asked to."""
