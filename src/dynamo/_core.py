@@ -2,25 +2,11 @@
 
 from typing import Any
 
-import dynamo.llm
-import dynamo.llm.exceptions
-import dynamo.runtime
-from dynamo import __version__ as __version__
-from dynamo.missing_names import missing
-from dynamo.pipeline.parse import reasoning_formats, tool_formats
-from dynamo.protocols.instance import Instance as Instance
+from dynamo.compat import core
+from dynamo.compat.core import Instance, __version__, get_reasoning_parser_names, get_tool_parser_names
 
-
-def get_tool_parser_names() -> list[str]:
-    return list(tool_formats())
-
-
-def get_reasoning_parser_names() -> list[str]:
-    return list(reasoning_formats())
+__all__ = ["Instance", "__version__", "get_reasoning_parser_names", "get_tool_parser_names"]
 
 
 def __getattr__(name: str) -> Any:
-    for module in (dynamo.runtime, dynamo.llm, dynamo.llm.exceptions):
-        if not name.startswith("_") and (name in module.__all__ or name in getattr(module, "_EMBEDDED", ())):
-            return getattr(module, name)
-    raise missing(__name__, name)
+    return core.find(__name__, name)

@@ -1,9 +1,9 @@
-"""What ai-dynamo's published workers import from `dynamo.common`, as far as it means something here."""
+"""What ai-dynamo's published workers import from `dynamo.common`."""
 
 from typing import Any
 
 from dynamo import __version__ as __version__
-from dynamo.missing_names import missing
+from dynamo.compat.missing_names import missing
 
 
 def __getattr__(name: str) -> Any:

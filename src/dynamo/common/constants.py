@@ -1,12 +1,5 @@
-"""Values that workers share."""
+"""Values that workers share, by the names under which ai-dynamo's programs import them."""
 
-from enum import Enum
+from dynamo.compat.common.constants import DisaggregationMode
 
-
-class DisaggregationMode(Enum):
-    """What a worker does of a request."""
-
-    AGGREGATED = "agg"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    ENCODE = "encode"
+__all__ = ["DisaggregationMode"]

@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from dynamo.compat.missing_names import missing
 from dynamo.kv.publish.load_metrics import WorkerMetricsPublisher
 from dynamo.kv.publish.publisher import KvEventPublisher
 from dynamo.llm.exceptions import HttpError, RouterQueueLimitExceeded
@@ -11,7 +12,6 @@ from dynamo.llm.lora import lora_name_to_id
 from dynamo.llm.radix_tree import OverlapScores, RadixTree
 from dynamo.llm.register import fetch_llm, register_llm, unregister_llm
 from dynamo.llm.router_config import RouterConfig, RouterMode
-from dynamo.missing_names import missing
 from dynamo.protocols.card import ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 
 register_model = register_llm
@@ -60,5 +60,5 @@ _EMBEDDED = {
 
 def __getattr__(name: str) -> Any:
     if name in _EMBEDDED:
-        return getattr(importlib.import_module(f"dynamo.embedded.{_EMBEDDED[name]}"), name)
+        return getattr(importlib.import_module(f"dynamo.compat.embedded.{_EMBEDDED[name]}"), name)
     raise missing(__name__, name)

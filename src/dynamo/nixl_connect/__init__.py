@@ -1,21 +1,22 @@
-"""Moves memory between processes with NIXL, by ai-dynamo's names: one side offers memory, the other reads or writes it.
-
-Nothing here needs NIXL until a `Connector` connects.
-"""
+"""Memory moved between processes with NIXL, by ai-dynamo's names."""
 
 from typing import Any
 
-from dynamo.missing_names import missing
-from dynamo.nixl_connect.connector import Connector
-from dynamo.nixl_connect.memory import Descriptor, Device, DeviceKind
-from dynamo.nixl_connect.metadata import OperationKind, RdmaMetadata, SerializedDescriptor
-from dynamo.nixl_connect.operations import (
+from dynamo.compat.missing_names import missing
+from dynamo.compat.nixl_connect import (
     AbstractOperation,
     ActiveOperation,
+    Connector,
+    Descriptor,
+    Device,
+    DeviceKind,
+    OperationKind,
     OperationStatus,
     PassiveOperation,
+    RdmaMetadata,
     ReadableOperation,
     ReadOperation,
+    SerializedDescriptor,
     WritableOperation,
     WriteOperation,
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dynamo.missing_names import missing
+from dynamo.compat.missing_names import missing
 from dynamo.runtime.annotated import Annotated
 from dynamo.runtime.client import Client, Stream
 from dynamo.runtime.config import RuntimeConfig

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dynamo.nixl_connect.memory import Descriptor, Device
+from dynamo.compat.nixl_connect.memory import Descriptor, Device
 
 _MOST_BYTES = 1 << 24
 """Of an agent's metadata, which is a few hundred."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 
-from dynamo.nixl_connect.agent import NixlAgent
-from dynamo.nixl_connect.memory import Descriptor
-from dynamo.nixl_connect.metadata import RdmaMetadata
-from dynamo.nixl_connect.operations import ReadableOperation, ReadOperation, WritableOperation, WriteOperation
+from dynamo.compat.nixl_connect.agent import NixlAgent
+from dynamo.compat.nixl_connect.memory import Descriptor
+from dynamo.compat.nixl_connect.metadata import RdmaMetadata
+from dynamo.compat.nixl_connect.operations import ReadableOperation, ReadOperation, WritableOperation, WriteOperation
 
 
 class Connector(NixlAgent):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from dynamo.compat.missing_names import ABSENT
 from dynamo.health_check import HealthCheckPayload, load_health_check_from_env
 from dynamo.llm import KvRouterConfig, ModelRuntimeConfig, compute_block_hash_for_seq, lora_name_to_id
-from dynamo.missing_names import ABSENT
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import records
 

@@ -7,9 +7,9 @@ import uuid
 from enum import IntEnum
 from typing import Any, Self
 
-from dynamo.nixl_connect.agent import NixlAgent
-from dynamo.nixl_connect.memory import Descriptor
-from dynamo.nixl_connect.metadata import OperationKind, RdmaMetadata, SerializedDescriptor
+from dynamo.compat.nixl_connect.agent import NixlAgent
+from dynamo.compat.nixl_connect.memory import Descriptor
+from dynamo.compat.nixl_connect.metadata import OperationKind, RdmaMetadata, SerializedDescriptor
 
 _POLL_SECONDS = 0.001
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
-from dynamo.embedded.http_service import PythonAsyncEngine, until_stopped
+from dynamo.compat.embedded.http_service import PythonAsyncEngine, until_stopped
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType

@@ -60,7 +60,7 @@ def test_without_grpc_a_sentence_says_what_to_install(monkeypatch: pytest.Monkey
     import dynamo.llm
 
     monkeypatch.setitem(sys.modules, "grpc", None)
-    for module in ("dynamo.api.kserve.server", "dynamo.embedded.kserve_service"):
+    for module in ("dynamo.api.kserve.server", "dynamo.compat.embedded.kserve_service"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ImportError, match=r"pip install 'dynamo-py\[kserve\]'"):
         dynamo.llm.KserveGrpcService  # noqa: B018

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from dynamo.nixl_connect.memory import Descriptor
+from dynamo.compat.nixl_connect.memory import Descriptor
 
 
 class NixlAgent:

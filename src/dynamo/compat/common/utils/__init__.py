@@ -1,0 +1,1 @@
+"""Helpers that workers import by these names."""
