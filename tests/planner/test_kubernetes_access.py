@@ -12,8 +12,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.planner.act.kubernetes import ClusterAccessError, KubernetesApi, find_access, kubernetes_actor
-from dynamo.planner.act.kubernetes.kubeconfig import parse_kubeconfig, read_kubeconfigs
+from dynamo.kubernetes.access import find_access
+from dynamo.kubernetes.api import KubernetesApi
+from dynamo.kubernetes.cluster import ClusterAccessError
+from dynamo.kubernetes.kubeconfig import parse_kubeconfig, read_kubeconfigs
+from dynamo.planner.act.kubernetes import kubernetes_actor
 from dynamo.planner.config import PlannerConfig
 from dynamo.planner.parts import ActorError
 from support.certificates import authority, certificate, signed

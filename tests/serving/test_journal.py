@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.serving.journal import Journal, JournalError, JournalHeader, checksum
+from dynamo.serving.batches.journal import Journal, JournalError, JournalHeader, checksum
 
 HEADER = JournalHeader(input="p.jsonl", checksum="abc", model="m")
 

@@ -23,9 +23,9 @@ from dynamo.frontend.siblings import Siblings
 from dynamo.protocols.body_shape import BodyLimits
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import DynamoException, StartError
-from dynamo.serving import batches
-from dynamo.serving.batch_line import LineLimits
-from dynamo.serving.batches import Batches
+from dynamo.serving.batches import batches
+from dynamo.serving.batches.batches import Batches
+from dynamo.serving.batches.line import LineLimits
 from dynamo.serving.models import Models
 from dynamo.serving.store import Files, Limits, Records
 from dynamo.serving.store.files import delete_leftovers

@@ -12,8 +12,10 @@ from typing import Annotated
 
 from msgspec import structs
 
+from dynamo.kubernetes.access import find_access
+from dynamo.kubernetes.api import KubernetesApi
 from dynamo.planner.act import LocalActor, VirtualActor, VirtualConnector
-from dynamo.planner.act.kubernetes import KubernetesApi, find_access, kubernetes_actor
+from dynamo.planner.act.kubernetes import kubernetes_actor
 from dynamo.planner.announce import announcing
 from dynamo.planner.config import PlannerConfig, read_config
 from dynamo.planner.metrics import PlannerMetrics, served

@@ -19,8 +19,9 @@ from openai import AsyncOpenAI
 from dynamo.frontend.server import Server
 from dynamo.llm import ModelType
 from dynamo.router import RoutingConfig
-from dynamo.serving import batch_file, batches
-from dynamo.serving.batch_file import bounded_lines
+from dynamo.serving.batches import batches
+from dynamo.serving.batches import input_file as batch_file
+from dynamo.serving.batches.input_file import bounded_lines
 from support.limits import full_disk
 from support.serving import Holding, serving
 from support.toys import Live, Scripted, embed_tokens, metrics_once, toy_card

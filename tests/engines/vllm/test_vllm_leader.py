@@ -10,10 +10,10 @@ from torch.distributed import TCPStore
 from vllm.platforms import interface
 
 from dynamo.engines.base import EngineError
-from dynamo.engines.vllm.cpu_ranks import announce_ranks, learn_ranks
-from dynamo.engines.vllm.followers import Followers, stay_with
-from dynamo.engines.vllm.layout import Announcement, adopt, layout_of_leader
-from dynamo.engines.vllm.leader import until_leader_leaves
+from dynamo.engines.vllm.nodes.cpu_ranks import announce_ranks, learn_ranks
+from dynamo.engines.vllm.nodes.followers import Followers, stay_with
+from dynamo.engines.vllm.nodes.layout import Announcement, adopt, layout_of_leader
+from dynamo.engines.vllm.nodes.leader import until_leader_leaves
 from support.waiting import until
 
 

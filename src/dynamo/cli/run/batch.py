@@ -23,7 +23,7 @@ from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import INTERRUPTED, unless_shut_down
 from dynamo.serving.ask import Answer, ask
-from dynamo.serving.journal import Journal, JournalError, JournalHeader, checksum
+from dynamo.serving.batches.journal import Journal, JournalError, JournalHeader, checksum
 from dynamo.serving.models import Models
 
 OUTPUT = "output.jsonl"

@@ -13,7 +13,7 @@ from dynamo.protocols.chat import ChatRequest, Message
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.errors import DynamoException, InvalidRequest
 from dynamo.serving.ask import Answer, RequestDefaults
-from dynamo.serving.batch_line import BatchLine, read_line
+from dynamo.serving.batches.line import BatchLine, read_line
 from dynamo.serving.request_template import RequestTemplate
 
 Request = ChatRequest | CompletionRequest

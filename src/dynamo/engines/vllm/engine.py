@@ -28,13 +28,13 @@ from dynamo.engines.vllm.adapters import VllmAdapters
 from dynamo.engines.vllm.arguments import EngineArguments
 from dynamo.engines.vllm.connector import worker_type
 from dynamo.engines.vllm.controls import VllmControls
-from dynamo.engines.vllm.cpu_ranks import announce_ranks
 from dynamo.engines.vllm.environment import installed
-from dynamo.engines.vllm.followers import Followers
 from dynamo.engines.vllm.grammars import are_resumed
 from dynamo.engines.vllm.intake import Intake
-from dynamo.engines.vllm.layout import Announcement
-from dynamo.engines.vllm.orphans import OwnChildren
+from dynamo.engines.vllm.nodes.cpu_ranks import announce_ranks
+from dynamo.engines.vllm.nodes.followers import Followers
+from dynamo.engines.vllm.nodes.layout import Announcement
+from dynamo.engines.vllm.nodes.orphans import OwnChildren
 from dynamo.engines.vllm.outbox import Outbox
 from dynamo.engines.vllm.request import VllmRequest
 from dynamo.engines.vllm.stats import LoadReports, Meter, StepStats, VllmMetrics

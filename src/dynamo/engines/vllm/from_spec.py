@@ -10,7 +10,7 @@ from pathlib import Path
 from dynamo.engines.base import Engine
 from dynamo.engines.registry import EngineSpec
 from dynamo.engines.vllm.environment import installed, prepare, unlike_tested
-from dynamo.engines.vllm.orphans import mark
+from dynamo.engines.vllm.nodes.orphans import mark
 
 # vLLM is imported only when its environment is set, but if it is missing, that must be known before a model is fetched.
 _found = importlib.util.find_spec("vllm")
@@ -30,7 +30,7 @@ def vllm_from_spec(spec: EngineSpec) -> Engine:
         from dynamo.engines.vllm.arguments import engine_arguments
         from dynamo.engines.vllm.connector import announce
         from dynamo.engines.vllm.engine import VllmEngine
-        from dynamo.engines.vllm.follower import VllmFollower
+        from dynamo.engines.vllm.nodes.follower import VllmFollower
         from dynamo.engines.vllm.steps import announce_steps
     except (ImportError, AttributeError) as error:
         raise unlike_tested(build, error) from error

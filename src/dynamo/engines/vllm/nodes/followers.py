@@ -11,7 +11,7 @@ import secrets
 import socket
 from collections.abc import Callable
 
-from dynamo.engines.vllm.leader import keep_probing
+from dynamo.engines.vllm.nodes.leader import keep_probing
 
 _GREETING_SECONDS = 10.0
 

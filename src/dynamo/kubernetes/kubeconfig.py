@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct, field
 
-from dynamo.planner.act.kubernetes.cluster import ClusterAccess, ClusterAccessError, checked_server, read_bytes
+from dynamo.kubernetes.cluster import ClusterAccess, ClusterAccessError, checked_server, read_bytes
 
 
 def read_kubeconfigs(files: Sequence[Path]) -> ClusterAccess:

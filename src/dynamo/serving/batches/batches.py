@@ -39,9 +39,9 @@ from dynamo.protocols.files import (
     RequestCounts,
 )
 from dynamo.runtime import Context
-from dynamo.serving.batch_file import BatchProgress, check_file, now
-from dynamo.serving.batch_line import BatchRequest, LineLimits, answer_request, read_line
-from dynamo.serving.journal import Journal, JournalBusy, JournalHeader, JournalUnwritable
+from dynamo.serving.batches.input_file import BatchProgress, check_file, now
+from dynamo.serving.batches.journal import Journal, JournalBusy, JournalHeader, JournalUnwritable
+from dynamo.serving.batches.line import BatchRequest, LineLimits, answer_request, read_line
 from dynamo.serving.models import Models
 from dynamo.serving.store.files import Files, new_id
 from dynamo.serving.store.records import Records

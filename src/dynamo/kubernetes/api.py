@@ -10,8 +10,7 @@ import aiohttp
 import msgspec
 from msgspec import Meta, Struct
 
-from dynamo.planner.act.kubernetes.cluster import ClusterAccess, ClusterAccessError
-from dynamo.planner.parts import ActorError
+from dynamo.kubernetes.cluster import ClusterAccess, ClusterAccessError
 
 _LIMIT_SECONDS = 5.0
 _MOST_BYTES = 8 << 20
@@ -21,11 +20,15 @@ T = TypeVar("T")
 Replicas = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class ApiOutage(ActorError):
+class KubernetesError(Exception):
+    """A call of the API failed."""
+
+
+class ApiOutage(KubernetesError):
     """No usable answer came: whether something was changed is unknown."""
 
 
-class ApiRefusal(ActorError):
+class ApiRefusal(KubernetesError):
     """The API server answered, and the answer is no: nothing was changed."""
 
 
@@ -98,7 +101,7 @@ class KubernetesApi:
             raise self._error(response.status, data, verb, path, subresource)
         return data
 
-    def _error(self, status: int, data: bytes, verb: str, path: ObjectPath, subresource: str) -> ActorError:
+    def _error(self, status: int, data: bytes, verb: str, path: ObjectPath, subresource: str) -> KubernetesError:
         try:
             said = msgspec.json.decode(data, type=KubernetesStatus)
         except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from dynamo.planner.act.kubernetes.cluster import SERVICE_ACCOUNT, ClusterAccess, ClusterAccessError
-from dynamo.planner.act.kubernetes.kubeconfig import read_kubeconfigs
+from dynamo.kubernetes.cluster import SERVICE_ACCOUNT, ClusterAccess, ClusterAccessError
+from dynamo.kubernetes.kubeconfig import read_kubeconfigs
 
 
 def find_access(environ: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT) -> ClusterAccess:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from dynamo.planner.act.kubernetes.api import ApiRefusal, KubernetesApi, ObjectMetadata, ObjectPath, Replicas
+from dynamo.kubernetes.api import ApiRefusal, KubernetesApi, KubernetesError, ObjectMetadata, ObjectPath, Replicas
 from dynamo.planner.config import PlannerConfig, PlannerConfigError, Role
 from dynamo.planner.parts import ActorError, PoolOrder
 
@@ -41,17 +42,18 @@ class WorkloadActor:
         self._read: dict[Role, Workload] = {}
 
     async def read(self) -> Mapping[Role, PoolOrder]:
-        self._read = {role: await self._api.read(path, Workload) for role, path in self._paths.items()}
+        with _raised_as_actor_errors():
+            self._read = {role: await self._api.read(path, Workload) for role, path in self._paths.items()}
         return {role: _order(read.spec.replicas, read.status.readyReplicas or 0) for role, read in self._read.items()}
 
     async def scale(self, workers: Mapping[Role, int]) -> None:
-        failed: dict[Role, ActorError] = {}
+        failed: dict[Role, KubernetesError] = {}
         for role, count in workers.items():
             read = self._read[role]
             if count != read.spec.replicas:
                 try:
                     await self._api.change(self._paths[role], read.metadata, {"replicas": count})
-                except ActorError as error:
+                except KubernetesError as error:
                     failed[role] = error
         if failed:
             unchanged = frozenset(role for role, error in failed.items() if isinstance(error, ApiRefusal))
@@ -100,7 +102,8 @@ class GraphActor:
         self._services: dict[Role, str] = {}
 
     async def read(self) -> Mapping[Role, PoolOrder]:
-        graph = await self._api.read(self._path, Graph)
+        with _raised_as_actor_errors():
+            graph = await self._api.read(self._path, Graph)
         services = {role: self._service(graph, role) for role in self._components}
         self._metadata, self._services = graph.metadata, services
         orders: dict[Role, PoolOrder] = {}
@@ -115,8 +118,9 @@ class GraphActor:
         services = {self._services[role]: {"replicas": count} for role, count in workers.items()}
         try:
             await self._api.change(self._path, self._metadata, {"services": services})
-        except ApiRefusal as error:
-            raise ActorError(str(error), unchanged=frozenset(workers)) from error
+        except KubernetesError as error:
+            unchanged = frozenset(workers) if isinstance(error, ApiRefusal) else frozenset()
+            raise ActorError(str(error), unchanged=unchanged) from error
 
     def _service(self, graph: Graph, role: Role) -> str:
         """The one with the name of the configuration, else the only one of this kind."""
@@ -132,6 +136,14 @@ class GraphActor:
         if adapter and adapter.enabled:
             raise ActorError(f"{self._path}: the replicas of '{found[0]}' belong to its scalingAdapter; disable that")
         return found[0]
+
+
+@contextlib.contextmanager
+def _raised_as_actor_errors() -> Iterator[None]:
+    try:
+        yield
+    except KubernetesError as error:
+        raise ActorError(str(error)) from error
 
 
 def kubernetes_actor(api: KubernetesApi, config: PlannerConfig) -> WorkloadActor | GraphActor:

@@ -12,8 +12,8 @@ from msgspec import structs
 
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.files import BatchEndpoint, BatchError, BatchObject
-from dynamo.serving.batch_line import LineLimits, read_line
-from dynamo.serving.journal import Journal
+from dynamo.serving.batches.journal import Journal
+from dynamo.serving.batches.line import LineLimits, read_line
 
 SHOWN_ERRORS = 50
 """Wrong lines that a failed batch names."""

@@ -1,0 +1,1 @@
+"""An engine over several nodes: its leader, its followers and the processes of its ranks."""
