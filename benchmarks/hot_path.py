@@ -40,7 +40,7 @@ from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.fields import StreamOptions
 from dynamo.router.delivery.delivery import Delivery
-from dynamo.router.delivery.stream_watch import StreamClock
+from dynamo.router.stream_watch import StreamClock
 from dynamo.runtime import Context
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.client_link import ClientLink

@@ -14,7 +14,7 @@ from dynamo.kv.messages import RouterEvent, Stored, WorkerRank
 from dynamo.router.choice.choose import choose
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet
-from dynamo.router.load.book import LoadBook
+from dynamo.router.load_book import LoadBook
 
 
 def timed(work: Callable[[], object], number: int = 50, repeats: int = 7) -> float:

@@ -26,7 +26,7 @@ from dynamo.router.choice.choose import Choice, choose
 from dynamo.router.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet
-from dynamo.router.load.book import LoadBook
+from dynamo.router.load_book import LoadBook
 from kv_fleet import Asked, Prompt, SimWorker
 
 BLOCK = 64

@@ -19,10 +19,11 @@ from collections.abc import Iterator
 from msgspec import Struct, structs
 
 from dynamo.engines.mocker import MockerArgs
+from dynamo.lab.simulate import virtual_time
 from dynamo.lab.simulate.simulation import Simulation, simulated
 from dynamo.router.config import RoutingConfig
 from dynamo.settings.handoff import SplitConfig
-from dynamo.simulate import FleetReport, SimulatedRequest, SimulationConfig, virtual_time
+from dynamo.simulate import FleetReport, SimulatedRequest, SimulationConfig
 from figures import table
 
 

@@ -11,7 +11,7 @@ from dynamo.api.answers.sse import EventStream
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.router.delivery.delivery import Delivery
-from dynamo.router.delivery.stream_watch import StreamClock
+from dynamo.router.stream_watch import StreamClock
 from dynamo.serving.collect import CollectedAnswer, CollectedChoice
 from dynamo.serving.request import ServedRequest
 from support.toys import Live, Scripted

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from dynamo.engines.mocker import MockerArgs
+from dynamo.lab.plan import command
 from dynamo.lab.plan.search import PlannedFleet, Targets, plan_fleet
-from dynamo.replay import plan as command
 from dynamo.router.config import RoutingConfig
 from dynamo.simulate import SimulationConfig, Synthetic
 

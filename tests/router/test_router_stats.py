@@ -7,7 +7,7 @@ import pytest
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import Cleared, KvChange, Removed, RouterEvent, Stored
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.metrics.stats import RouterStats
+from dynamo.router.stats import RouterStats
 
 
 def test_events_count_by_type_and_by_what_became_of_them() -> None:

@@ -20,7 +20,7 @@ from dynamo.model.bundled import bundled
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.router import RoutingConfig
-from dynamo.router.delivery.backoff import Backoff
+from dynamo.router.backoff import Backoff
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, EndpointId, Local, RuntimeConfig
 from dynamo.runtime.tracing.endpoint_spans import EndpointSpans

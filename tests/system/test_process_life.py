@@ -99,7 +99,7 @@ async def test_a_mocker_terminated_while_it_starts_leaves_at_once(stack: Stack) 
     await worker.line("ready in 3600 s")
     worker.signal(signal.SIGTERM)
     assert await worker.ended() == 0
-    assert all("ready in 3600 s" in line or "dynamo.llm.parsers" in line for line in worker.lines[:-1])
+    assert all("ready in 3600 s" in line or "dynamo.pipeline.output_formats" in line for line in worker.lines[:-1])
 
 
 async def test_a_terminated_frontend_finishes_its_stream_and_then_exits(stack: Stack) -> None:

@@ -15,9 +15,9 @@ from aiohttp.web_request import BaseRequest
 from msgspec import Struct
 
 from dynamo.api.answers.errors import error_response
+from dynamo.process.http_connection import LINGER, HttpConnection
 from dynamo.process.open_files import FileReserve
 from dynamo.protocols.errors import HttpError
-from dynamo.runtime.http_connection import LINGER, HttpConnection
 
 log = logging.getLogger(__name__)
 

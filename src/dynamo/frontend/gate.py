@@ -13,12 +13,12 @@ from dynamo.api.answers.errors import error_response
 from dynamo.api.call import HttpCall
 from dynamo.api.route import HttpRoute
 from dynamo.frontend import headers
-from dynamo.frontend.admission.callers import tokens_reserved
 from dynamo.frontend.admission.cors import Cors
 from dynamo.frontend.admission.keys import OWNER
 from dynamo.frontend.admission.limits import KeyMeter, MeteredRequest
 from dynamo.frontend.bodies.arriving import ArrivingBodies
 from dynamo.frontend.bodies.reader import BodyReader, no_body
+from dynamo.frontend.callers import tokens_reserved
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.measure.request_record import CLIENT_LEFT, RECORD, RequestRecord, one_line

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 from multidict import CIMultiDict
 
 from dynamo.frontend import headers
-from dynamo.frontend.admission.callers import BYTES_PER_TOKEN
 from dynamo.frontend.admission.keys import ANYBODY
 from dynamo.frontend.admission.limits import MeteredRequest
+from dynamo.frontend.callers import BYTES_PER_TOKEN
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.frontend.state import Frontend

@@ -16,8 +16,8 @@ from dynamo.api.responses import stored_responses as responses
 from dynamo.api.responses.background import BackgroundResponses
 from dynamo.api.responses.stored_conversations import Conversations
 from dynamo.api.responses.stored_responses import ResponseStore
-from dynamo.frontend.admission.callers import BYTES_PER_TOKEN, Callers
 from dynamo.frontend.admission.limits import KeyMeter, RateLimitExceeded
+from dynamo.frontend.callers import BYTES_PER_TOKEN, Callers
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.siblings import Siblings
 from dynamo.protocols.body_shape import BodyLimits

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from dynamo.frontend.admission.callers import Callers
 from dynamo.frontend.app import application
+from dynamo.frontend.callers import Callers
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynamo.frontend.admission.callers import Callers
+from dynamo.frontend.callers import Callers
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
 from dynamo.frontend.fleet.stream import FleetStream, viewing_metric
@@ -22,7 +22,7 @@ from dynamo.frontend.measure.router_metrics import (
 )
 from dynamo.frontend.measure.worker_metrics import ready_gauge, worker_gauges
 from dynamo.frontend.siblings import Siblings
-from dynamo.router.metrics.families import router_families
+from dynamo.router.families import router_families
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.inspection import Inspection
 from dynamo.runtime.metrics.instruments import MetricFamily

@@ -8,10 +8,10 @@ from dynamo.kv.publish.load_metrics import WorkerMetricsPublisher
 from dynamo.kv.publish.publisher import KvEventPublisher
 from dynamo.llm.exceptions import HttpError, RouterQueueLimitExceeded
 from dynamo.llm.kv_router import KvRouter, KvRouterConfig, compute_block_hash_for_seq
-from dynamo.llm.lora import lora_name_to_id
 from dynamo.llm.radix_tree import OverlapScores, RadixTree
 from dynamo.llm.register import fetch_llm, register_llm, unregister_llm
 from dynamo.llm.router_config import RouterConfig, RouterMode
+from dynamo.model.adapter import lora_name_to_id
 from dynamo.protocols.card import ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 
 register_model = register_llm

@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Self
 from urllib.parse import unquote, urlsplit
 
+import xxhash
+
 from dynamo.model.errors import ModelError
 from dynamo.model.s3 import S3Bucket, S3Config, S3File
 from dynamo.model.source import HubConfig, cache_root, download
@@ -95,3 +97,8 @@ def _publish(unfinished: Path, folder: Path) -> None:
     except OSError:
         if not folder.is_dir():  # else another process was faster
             raise
+
+
+def lora_name_to_id(lora_name: str) -> int:
+    """A number in 1..2^31-1 that is the same for a name in every process."""
+    return xxhash.xxh3_64_intdigest(lora_name.encode()) % ((1 << 31) - 1) + 1

@@ -171,3 +171,13 @@ class ErrorDetail(Struct, kw_only=True):
 
 class ErrorAnswer(Struct, kw_only=True):
     error: ErrorDetail
+
+
+class Page(Struct, kw_only=True):
+    """A part of a list; `last_id` is the `after` of the next one."""
+
+    object: Literal["list"] = "list"
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

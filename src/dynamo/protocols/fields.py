@@ -167,3 +167,6 @@ class GenerationFields(EngineFields, kw_only=True, forbid_unknown_fields=True, o
 
     response_format: ResponseFormat | None = None
     metadata: JsonObject | None = None
+
+
+Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]

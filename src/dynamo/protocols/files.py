@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from dynamo.api.responses.conversation_objects import Metadata
-from dynamo.protocols.fields import FilledString
+from dynamo.protocols.fields import FilledString, Metadata
 
 BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 BatchStatus = Literal[

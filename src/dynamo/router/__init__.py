@@ -3,8 +3,8 @@
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
 from dynamo.router.factory import make_router
-from dynamo.router.load.thresholds import Thresholds
-from dynamo.router.metrics.stats import RouterStats
 from dynamo.router.placement import Placement, Router
+from dynamo.router.stats import RouterStats
+from dynamo.router.thresholds import Thresholds
 
 __all__ = ["Decision", "Placement", "Router", "RouterStats", "RoutingConfig", "Thresholds", "make_router"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dynamo.router.backoff import Backoff
 from dynamo.router.choice.cost import CostConfig
-from dynamo.router.delivery.backoff import Backoff
-from dynamo.router.delivery.stream_watch import StallLimits, StreamWatch
-from dynamo.router.load.thresholds import Thresholds
+from dynamo.router.stream_watch import StallLimits, StreamWatch
+from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
 from dynamo.settings.handoff import SplitConfig
 from dynamo.settings.router import RouterSettings

@@ -12,11 +12,11 @@ from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import Tier, TierReport, WorkerRank
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, Tenant
 from dynamo.protocols.errors import InvalidRequest
+from dynamo.router.backoff import Backoff
 from dynamo.router.decision import Decision
-from dynamo.router.delivery.backoff import Backoff
-from dynamo.router.delivery.stream_watch import StreamWatch
-from dynamo.router.load.thresholds import Thresholds
-from dynamo.router.metrics.stats import RouterStats
+from dynamo.router.stats import RouterStats
+from dynamo.router.stream_watch import StreamWatch
+from dynamo.router.thresholds import Thresholds
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import CancelStream, Channel

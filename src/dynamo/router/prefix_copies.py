@@ -14,7 +14,7 @@ from dynamo.router.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopie
 from dynamo.router.choice.fleet import RankTable
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.load.active_requests import ActiveRequests, KvPlacement
-from dynamo.router.metrics.stats import RouterStats
+from dynamo.router.stats import RouterStats
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
 

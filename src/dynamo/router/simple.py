@@ -17,10 +17,10 @@ from dynamo.protocols.errors import ResourceExhausted
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
 from dynamo.router.load.reported import ReportedLoads
-from dynamo.router.load.thresholds import Thresholds
-from dynamo.router.metrics.stats import RouterStats
 from dynamo.router.placement import DECISIONS_KEPT, Placement, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.policy import Policy
+from dynamo.router.stats import RouterStats
+from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
 from dynamo.settings.router import POLICIES

@@ -12,8 +12,8 @@ from typing import Any
 from msgspec import structs
 
 from dynamo.engines.base import AdapterHost, Control, Engine
-from dynamo.llm.lora import lora_name_to_id
 from dynamo.model import AdapterConfig, ModelError, adapter_folder
+from dynamo.model.adapter import lora_name_to_id
 from dynamo.process.threads import in_thread
 from dynamo.protocols.card import LoraInfo, ModelCard
 from dynamo.protocols.errors import HttpError, InvalidArgument

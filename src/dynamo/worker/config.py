@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from dynamo.engines.registry import EngineSpec, check_engine, engine_entry
-from dynamo.llm.parsers import AUTO, NONE
+from dynamo.pipeline.output_formats import AUTO, NONE
 from dynamo.pipeline.parse import reasoning_formats, tool_formats
 from dynamo.protocols.card import ModelType
 from dynamo.runtime.plane.admission import RequestLimit

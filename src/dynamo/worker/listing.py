@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dynamo.engines.base import Engine
-from dynamo.llm.register import list_card, unregister_llm
+from dynamo.model.registration import put_card, remove_card
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import Endpoint
 from dynamo.runtime.discovery import Put
@@ -22,7 +22,7 @@ async def listed(
 ) -> AsyncIterator[ModelCard]:
     """Register and serve an engine that answers, with its complete card as listed; at the end, leave and drain."""
     runtime = endpoint.runtime
-    card = await list_card(endpoint, card)
+    card = await put_card(endpoint, card)
     serving = asyncio.create_task(serve_requests(endpoint, engine, card.name, card, limit))
     try:
         await _until_listed(endpoint, serving)
@@ -33,7 +33,7 @@ async def listed(
         with contextlib.suppress(asyncio.CancelledError):
             await serving
         if not runtime.is_shutting_down:  # otherwise the runtime takes all its records with it
-            await unregister_llm(endpoint)
+            await remove_card(endpoint)
 
 
 async def _until_listed(endpoint: Endpoint, serving: asyncio.Task[None]) -> None:

@@ -11,9 +11,9 @@ from msgspec import Struct
 from dynamo.engines.base import Engine, EngineInfo, EngineTransfer, PrefixHandoff
 from dynamo.engines.registry import engine_entry
 from dynamo.handoff.pairing import COMPUTES_PROMPTS, TRANSFER
-from dynamo.llm.parsers import AUTO, with_parsers
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
+from dynamo.pipeline.output_formats import AUTO, with_parsers
 from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.worker.config import WorkerConfig
 

@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from dynamo.engines.registry import EngineSpec
 from dynamo.engines.vllm.from_spec import vllm_from_spec
-from dynamo.llm.lora import lora_name_to_id
 from dynamo.model import LocalModel, bundled
+from dynamo.model.adapter import lora_name_to_id
 from dynamo.protocols.engine import PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from dynamo.protocols.errors import InvalidArgument
 from support.adapter_files import make_adapter

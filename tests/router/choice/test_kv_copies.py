@@ -20,7 +20,7 @@ from dynamo.router.choice.choose import choose
 from dynamo.router.choice.copies import AGAIN_SECONDS, LEAST_TOKENS, RecentCopies, idle_candidates
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet
-from dynamo.router.load.book import Loads
+from dynamo.router.load_book import Loads
 from dynamo.runtime import Local
 from support.scripted import BLOCK, Asked, RouterSide, ScriptedWorker, routing
 from support.waiting import until

@@ -16,7 +16,7 @@ from dynamo.protocols.errors import InvalidArgument, Unavailable
 from dynamo.router.choice.choose import Choice, choose
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet
-from dynamo.router.load.book import Loads
+from dynamo.router.load_book import Loads
 
 BLOCK = 16
 

@@ -14,7 +14,7 @@ from dynamo.kv.messages import RouterEvent, Stored, WorkerRank
 from dynamo.router.choice.choose import Choice, choose
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet
-from dynamo.router.load.book import LoadBook
+from dynamo.router.load_book import LoadBook
 
 BLOCK = 16
 a, b = WorkerRank(1), WorkerRank(2)

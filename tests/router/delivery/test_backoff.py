@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.router.delivery.backoff import LONGEST_PAUSE_SECONDS, Backoff
+from dynamo.router.backoff import LONGEST_PAUSE_SECONDS, Backoff
 
 
 @given(st.floats(0, 100), st.floats(0.001, 2), st.lists(st.floats(0, 1), min_size=200, max_size=200))

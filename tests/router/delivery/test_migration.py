@@ -28,7 +28,7 @@ from dynamo.protocols.errors import (
     WorkerBusy,
 )
 from dynamo.router import Decision, Placement
-from dynamo.router.delivery.backoff import Backoff
+from dynamo.router.backoff import Backoff
 from dynamo.router.delivery.continuation import continuation
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.delivery.repetition import Repetition

@@ -12,7 +12,7 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopCondi
 from dynamo.protocols.errors import Disconnected, DynamoException
 from dynamo.protocols.instance import Instance
 from dynamo.router import RoutingConfig
-from dynamo.router.delivery.backoff import Backoff
+from dynamo.router.backoff import Backoff
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Context, EndpointId

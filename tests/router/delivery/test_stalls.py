@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import ConnectionTimeout
-from dynamo.router.delivery import stream_watch
-from dynamo.router.delivery.stream_watch import PREFILL_SECONDS_PER_TOKEN, StallClock, StallLimits, StreamClock
+from dynamo.router import stream_watch
+from dynamo.router.stream_watch import PREFILL_SECONDS_PER_TOKEN, StallClock, StallLimits, StreamClock
 from dynamo.runtime import Local, breaker, probe
 from support.scripted import Asked, RouterSide, ScriptedWorker, asking, routing
 from support.waiting import PATIENCE, until

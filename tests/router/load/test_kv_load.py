@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.load.book import LoadBook, Loads
+from dynamo.router.load_book import LoadBook, Loads
 
 A, B = WorkerRank(1), WorkerRank(2)
 

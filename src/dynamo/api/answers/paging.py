@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from dynamo.api.responses.conversation_objects import Page
+from dynamo.protocols.answers import Page
 from dynamo.protocols.errors import InvalidRequest
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from dynamo.api.responses.request import InputItem
+from dynamo.protocols.fields import Metadata
 
-Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
 NewItems = Annotated[list[InputItem], Meta(max_length=20)]
 
 
@@ -36,13 +36,3 @@ class DeletedConversation(Struct, kw_only=True):
     id: str
     object: Literal["conversation.deleted"] = "conversation.deleted"
     deleted: Literal[True] = True
-
-
-class Page(Struct, kw_only=True):
-    """A part of a list; `last_id` is the `after` of the next one."""
-
-    object: Literal["list"] = "list"
-    data: list[Any]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool

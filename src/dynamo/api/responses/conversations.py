@@ -13,13 +13,13 @@ from dynamo.api.responses.conversation_objects import (
     CreateConversationRequest,
     CreateItemsRequest,
     DeletedConversation,
-    Page,
     UpdateConversationRequest,
 )
 from dynamo.api.responses.items import item_ids
 from dynamo.api.responses.request import InputItem
 from dynamo.api.responses.to_chat import check_items
 from dynamo.frontend.state import Frontend
+from dynamo.protocols.answers import Page
 
 
 async def create_conversation(frontend: Frontend, call: HttpCall[CreateConversationRequest]) -> web.StreamResponse:

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from dynamo.llm.lora import lora_name_to_id
+from dynamo.model.adapter import lora_name_to_id
 from dynamo.protocols.errors import InvalidArgument, Unavailable
 
 

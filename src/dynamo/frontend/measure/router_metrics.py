@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dynamo.frontend.measure.metrics import FrontendMetrics, ModelMetrics
 from dynamo.protocols.card import WorkerType
+from dynamo.router.families import PREFIX, LabelledRouter
 from dynamo.router.kv_aware import KvAwareRouter
-from dynamo.router.metrics.families import PREFIX, LabelledRouter
-from dynamo.router.metrics.overhead import Overhead
+from dynamo.router.overhead import Overhead
 from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Sample
 from dynamo.serving.served_model import ServedModel
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from dynamo.protocols.card import ModelCard, WorkerType
-from dynamo.router.metrics.families import worker_type
+from dynamo.router.families import worker_type
 from dynamo.runtime.metrics.instruments import MetricFamily, Sample
 from dynamo.serving.served_model import ServedModel
 

@@ -35,14 +35,13 @@ from dynamo.api.responses.conversation_objects import (
     CreateConversationRequest,
     CreateItemsRequest,
     DeletedConversation,
-    Page,
     UpdateConversationRequest,
 )
 from dynamo.api.responses.request import InputTokensRequest, ResponsesRequest
 from dynamo.api.route import Handler, HttpRoute
 from dynamo.frontend.routes import admin, decisions, docs, fleet, inspect_process, listing, ui
 from dynamo.frontend.state import Frontend
-from dynamo.protocols.answers import ChatCompletion, Model, ModelList, TextCompletion
+from dynamo.protocols.answers import ChatCompletion, Model, ModelList, Page, TextCompletion
 from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.embeddings import EmbeddingList, EmbeddingRequest

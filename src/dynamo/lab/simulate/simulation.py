@@ -23,8 +23,8 @@ from dynamo.lab.simulate.traffic import SimulatedRequest
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import DynamoException, InvalidArgument
+from dynamo.router.backoff import Backoff
 from dynamo.router.config import RoutingConfig
-from dynamo.router.delivery.backoff import Backoff
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.factory import make_router
 from dynamo.router.placement import Router

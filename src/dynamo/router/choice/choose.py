@@ -12,7 +12,7 @@ from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.errors import Unavailable
 from dynamo.router.choice.cost import CostConfig, Costs, cost_columns
 from dynamo.router.choice.fleet import Fleet
-from dynamo.router.load.book import Loads
+from dynamo.router.load_book import Loads
 
 _NO_OVERLAP = Overlap()
 

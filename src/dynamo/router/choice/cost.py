@@ -13,7 +13,7 @@ from msgspec import Struct
 from dynamo.kv.index.overlaps import Overlaps
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.choice.fleet import Fleet
-from dynamo.router.load.book import Loads
+from dynamo.router.load_book import Loads
 
 TRAFFIC_UNIT = 1024.0
 """Tokens of recent traffic that cost as much as computing one token; the mean traffic counts as at least this."""

@@ -23,12 +23,12 @@ from dynamo.protocols.errors import (
     Unavailable,
     WorkerBusy,
 )
-from dynamo.router.delivery.backoff import Backoff
+from dynamo.router.backoff import Backoff
 from dynamo.router.delivery.continuation import continuation, correct_usage, is_complete, is_guided, repeatable
 from dynamo.router.delivery.history import DeliveryHistory
 from dynamo.router.delivery.repetition import Repetition
-from dynamo.router.delivery.stream_watch import StallLimits, StreamClock, StreamWatch
 from dynamo.router.placement import Placement, PlaceRequest, pinned_instance
+from dynamo.router.stream_watch import StallLimits, StreamClock, StreamWatch
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel

@@ -14,9 +14,9 @@ from dynamo.kv.follow.follow import Follower
 from dynamo.kv.index.approximate import ApproximateIndex
 from dynamo.kv.messages import WorkerRank
 from dynamo.router.decision import Decision
-from dynamo.router.load.book import LoadBook
 from dynamo.router.load.prompts import Prompts, SentPrompt
 from dynamo.router.load.replicas import Replicas
+from dynamo.router.load_book import LoadBook
 from dynamo.router.placement import Account, Placement
 from dynamo.runtime.plane.base import Channel
 

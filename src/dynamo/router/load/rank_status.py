@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import Tier, WorkerRank
-from dynamo.router.load.book import Loads
 from dynamo.router.load.reported import ReportedLoads
+from dynamo.router.load_book import Loads
 from dynamo.router.placement import RankStatus, TierStatus
 
 SLOWER = (Tier.Host, Tier.Disk, Tier.External)

@@ -17,8 +17,8 @@ from dynamo.kv.index.approximate import ApproximateIndex
 from dynamo.kv.messages import BookingAdded, BookingBatch, BookingFreed, BookingPrefillDone, WorkerRank
 from dynamo.kv.subjects import BOOKINGS, ComponentName, subject
 from dynamo.protocols.instance import Instance
-from dynamo.router.load.book import LoadBook
-from dynamo.router.metrics.stats import RouterStats
+from dynamo.router.load_book import LoadBook
+from dynamo.router.stats import RouterStats
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.names import new_instance_id

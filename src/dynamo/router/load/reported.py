@@ -10,7 +10,7 @@ from dynamo.kv.messages import ActiveLoad, WorkerRank
 from dynamo.kv.subjects import KV_METRICS, LOAD_REPORT_SECONDS
 from dynamo.protocols.card import MAX_RANKS
 from dynamo.protocols.instance import Instance
-from dynamo.router.metrics.stats import RouterStats
+from dynamo.router.stats import RouterStats
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
 

@@ -21,8 +21,8 @@ from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery.delivery import Delivery, reach
+from dynamo.router.families import LabelledRouter, router_families
 from dynamo.router.kv_aware import KvAwareRouter
-from dynamo.router.metrics.families import LabelledRouter, router_families
 from dynamo.router.placement import Placement
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime, EndpointId

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from dynamo.process.http_connection import HttpConnection
 from dynamo.process.open_files import FileReserve
 from dynamo.process.threads import in_thread
 from dynamo.protocols.errors import HttpError, StartError, from_exception
-from dynamo.runtime.http_connection import HttpConnection
 from dynamo.runtime.inspection import Inspection
 from dynamo.runtime.inspection.inspection import NDJSON, encoded
 from dynamo.runtime.metrics.exposition import CONTENT_TYPE, exposition

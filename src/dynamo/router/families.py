@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from dynamo.protocols.card import WorkerType
 from dynamo.router.kv_aware import KvAwareRouter
-from dynamo.router.metrics.stats import HIT_RATE_BOUNDS
 from dynamo.router.placement import Router
+from dynamo.router.stats import HIT_RATE_BOUNDS
 from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Sample
 
 PREFIX = "dynamo_component_router"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.llm.parsers import with_parsers
 from dynamo.llm.register import register_card
 from dynamo.model import ModelError, build_card, resolve
+from dynamo.pipeline.output_formats import with_parsers
 from dynamo.protocols.card import ModelCard, ModelType
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig, records
 from dynamo.runtime.names import CARDS
@@ -35,7 +35,7 @@ def parsers(card: ModelCard) -> tuple[str | None, str | None]:
 
 
 def test_a_model_gets_the_parsers_that_its_template_writes_for(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "dynamo.llm.parsers")
+    caplog.set_level(logging.INFO, "dynamo.pipeline.output_formats")
     assert parsers(toy_card(folder)) == ("gemma4", "gemma4")
     assert [record.getMessage() for record in caplog.records] == [
         "tool calls are parsed as gemma4, as the chat template writes them; --dyn-tool-call-parser changes it",

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from msgspec import field
 
 from dynamo.kv.follow.stats import FollowStats
-from dynamo.router.metrics.overhead import Overhead
+from dynamo.router.overhead import Overhead
 from dynamo.runtime.metrics.instruments import Histogram
 
 HIT_RATE_BOUNDS = [step / 20 for step in range(21)]

@@ -1,1 +1,0 @@
-"""What routers count and measure, and the metric families made from it."""
