@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import threading
+from typing import Any
 
 import llguidance
 
@@ -39,7 +40,7 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _compile(grammar: str, vocabulary: object) -> None:
+def _compile(grammar: str, vocabulary: Any) -> None:
     # Whether it is valid is for the engine to say.
     matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
     if not matcher.is_error():

@@ -1,12 +1,12 @@
 """Which requests may have ended the workers that they were sent to.
 
-A worker that is lost before a request's first token may have died of the request. One such loss is no evidence: operators
-and faults end workers too, so the request moves. After the second it ends with an error:
+A worker that is lost before a request's first token may have died of the request. One such loss is no evidence:
+operators and faults end workers too, so the request moves. After the second it ends with an error:
 
 - A constraint that no worker has answered under yet is refused once two workers were lost while they began with it,
   whichever requests brought it. It is refused for a while; its requests under way end when their own worker is lost.
-- Any other request ends if it was at both workers the only one that had lost a worker before. If there were others, each
-  may be innocent, and moves once more.
+- Any other request ends if no other one that had lost a worker was at the second worker. If there were others, each may
+  be innocent, and moves once more.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Suspicion:
             self._carrier = None
 
     def worker_lost(self, instance_id: int) -> DynamoException | None:
-        """The worker was lost before its first token. Returns the error with which the request ends, unless it moves."""
+        """The worker was lost before its first token. Returns the error that ends the request, unless it moves."""
         # It stays counted there: what was sent along fails just before or after it.
         self._carrier = None
         self._lost.add(instance_id)
@@ -161,8 +161,8 @@ class Suspicion:
     def _whole(self) -> bytes:
         request = self._request
         if isinstance(request, PreprocessedRequest):
-            sampling = request.sampling_options
-            return _digest([request.model, list(request.token_ids), sampling.guided_decoding])
+            guided = request.sampling_options.guided_decoding
+            return _digest([request.model, list(request.token_ids), request.stop_conditions, guided])
         return _digest(request)
 
 
