@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dynamo.engines.grammar_trial import GrammarTrial
 from dynamo.engines.guided_schema import choice_regex, json_grammar, json_schema, tool_calls
 from dynamo.model import Tokenizer
 from dynamo.protocols.errors import InvalidArgument
@@ -35,22 +36,30 @@ class Guides:
         self._vocab_size = vocab_size
         self._ends = list(ends)
         self._built: Any = None
+        self._trial = GrammarTrial()
         self._closers: list[int] = []
         self._in_string: list[int] = []
 
     def guide(self, guidance: dict[str, Any]) -> GrammarGuide:
-        """Raises InvalidArgument for a grammar that cannot be followed; may take milliseconds."""
+        """Raises InvalidArgument for a grammar that cannot be followed, CannotCompile for one that is not compiled.
+
+        May take milliseconds; the first one takes the start of a process.
+        """
         import llguidance
 
         if not self._ends:
             raise InvalidArgument("guided_decoding: this model has no end token")
         grammar = _grammar(self._engine, guidance, llguidance.LLMatcher)
+        self._trial.check(grammar)
         if self._built is None:
             self._built = self._build(llguidance)
         matcher = llguidance.LLMatcher(self._built, grammar, log_level=0)
         if matcher.is_error():
             raise InvalidArgument(f"guided_decoding: {_one_line(matcher.get_error())}")
         return GrammarGuide(matcher, self._vocab_size, self._closers, self._in_string, self._ends[0])
+
+    def close(self) -> None:
+        self._trial.close()
 
     def _build(self, llguidance: Any) -> Any:
         tokens = [b""] * self._vocab_size

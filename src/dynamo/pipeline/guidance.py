@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from dynamo.pipeline.constraint_limits import check_repetition, check_schema_limits, without_large_maxima
 from dynamo.pipeline.parse import CallForm
 from dynamo.pipeline.schema import check_schema
 from dynamo.protocols.chat import AnyTool, ChatRequest, NamedToolChoice
@@ -117,14 +118,17 @@ def check_guidance(request: GenerationFields) -> None:
     if schema is not None:
         check_schema(schema, "guided_json")
         check_size(schema, "guided_json")
+        check_schema_limits(schema, "guided_json")
     if isinstance(request.response_format, JsonSchemaFormat):
         where = "response_format.json_schema.schema"
         if request.response_format.json_schema.schema is None:
             raise InvalidRequest.missing(where)
         check_schema(request.response_format.json_schema.schema, where)
         check_size(request.response_format.json_schema.schema, where)
+        check_schema_limits(request.response_format.json_schema.schema, where)
     for name in ("guided_regex", "guided_grammar"):
         _check_brackets(getattr(request, name) or "", name)
+        check_repetition(getattr(request, name) or "", name)
 
 
 def check_size(constraint: object, param: str) -> None:
@@ -147,7 +151,7 @@ def _check_brackets(text: str, param: str) -> None:
 
 def _guided(request: GenerationFields) -> dict[str, Any] | None:
     if request.guided_json is not None:
-        return {"json": guided_json(request)}
+        return {"json": without_large_maxima(guided_json(request))}
     if request.guided_regex is not None:
         return {"regex": request.guided_regex}
     if request.guided_choice is not None:
@@ -162,7 +166,7 @@ def _response_format(request: GenerationFields) -> dict[str, Any] | None:
         case JsonObjectFormat():
             return {"json": {"type": "object"}}
         case JsonSchemaFormat(json_schema=named):
-            return {"json": named.schema}
+            return {"json": without_large_maxima(named.schema)}
     return None
 
 
@@ -186,7 +190,8 @@ def _most_calls(request: ChatRequest) -> int:
 
 
 def _parameters(tool: AnyTool) -> dict[str, Any]:
-    return tool.function.parameters or {"type": "object", "properties": {}}
+    parameters: dict[str, Any] = without_large_maxima(tool.function.parameters or {"type": "object", "properties": {}})
+    return parameters
 
 
 def _calls_schema(tools: list[AnyTool], key: str, limit: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from dynamo.model import LoadedModel, TemplateError
 from dynamo.pipeline import parse
 from dynamo.pipeline.choice import ChoiceSink
+from dynamo.pipeline.constraint_limits import check_fits
 from dynamo.pipeline.custom_tools import as_functions
 from dynamo.pipeline.guidance import forced_tool, guided_calls, guiding_field
 from dynamo.pipeline.options import ModelDefaults, engine_request, max_tokens, template_arguments, too_long
@@ -247,6 +248,9 @@ class Preprocessor:
         if prepared.output_options.skip_special_tokens is None and self._needs_special_tokens(request):
             prepared.output_options.skip_special_tokens = False
         guidance = prepared.sampling_options.guided_decoding
+        if guidance and "json" in guidance and (context := self.model.context_length):
+            characters = context * (self.model.tokenizer.characters_per_token or context)
+            check_fits(guidance["json"], context, characters, guiding_field(request) or "guided_json")
         if guidance and isinstance(request, ChatRequest) and (form := parse.call_form(self._tool_format)):
             calls = guided_calls(request, form)
             if calls:

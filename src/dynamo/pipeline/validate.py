@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from dynamo.pipeline.constraint_limits import check_schema_limits
 from dynamo.pipeline.custom_tools import called_function
 from dynamo.pipeline.guidance import (
     GUIDED_FIELDS,
@@ -287,6 +288,8 @@ def _tools(request: ChatRequest) -> None:
         check_tool_name(request.tool_choice.function.name, names, "tool_choice.function.name")
     # The answer is held to the schemas of the tools, so they are compiled.
     check_size([tool.function.parameters for tool in choosable_tools(request)], "tools")
+    for index, tool in enumerate(request.tools or ()):
+        check_schema_limits(tool.function.parameters, f"tools[{index}].{tool.__struct_config__.tag}.parameters")
     for name in GUIDED_FIELDS:
         if getattr(request, name) is not None:
             raise InvalidRequest.bad_value(name, "excludes a `tool_choice` that forces a call")

@@ -160,6 +160,12 @@ class EngineShutdown(DynamoException):
     migratable = True
 
 
+class EngineDied(EngineShutdown):
+    """Nobody asked it to: the request may be the cause."""
+
+    kind = "engine_died"
+
+
 class StreamIncomplete(DynamoException):
     """The worker ended a stream without saying why."""
 

@@ -16,6 +16,7 @@ from dynamo.protocols.card import ModelCard, ModelInput
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import RoutingConfig, make_router
+from dynamo.router.suspects import Suspects
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership
@@ -51,6 +52,7 @@ class Models:
         """
         self._migration_limit = migration_limit
         self._migration_max_seq_len = migration_max_seq_len
+        self._suspects = Suspects()
         self._restart_seconds = restart_seconds
         self._runtime = runtime
         self._router = router
@@ -326,7 +328,14 @@ class Models:
             card = structs.replace(card, migration_limit=self._migration_limit)
         splitter = Splitter(self._prefills.pool(group.name), self._router.split)
         group.model = ServedModel(
-            card, router, loaded, self._times, self._migration_max_seq_len, splitter, group.resumes_guided
+            card,
+            router,
+            loaded,
+            self._times,
+            self._migration_max_seq_len,
+            splitter,
+            group.resumes_guided,
+            self._suspects,
         )
         self._apply_overrides()
         self._log_readiness(group)

@@ -174,6 +174,7 @@ class ServedRequest(Generic[RequestT]):
             watch=router.watch,
             backoff=router.backoff,
             splitter=self.model.splitter,
+            suspects=self.model.suspects,
         )
         self._running.append((context, delivery))
         if self._observer:

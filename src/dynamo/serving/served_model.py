@@ -12,6 +12,7 @@ from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.instance import Instance
 from dynamo.router import Router
+from dynamo.router.suspects import Suspects
 
 
 class ServedModel:
@@ -26,6 +27,7 @@ class ServedModel:
         migration_max_seq_len: int | None = None,
         splitter: Splitter | None = None,
         resumes_guided: Callable[[], bool] = lambda: False,
+        suspects: Suspects | None = None,
     ) -> None:
         self.name = card.name
         self.card = card
@@ -35,6 +37,8 @@ class ServedModel:
         """Tokens of prompt and answer beyond which a request does not migrate."""
         self.resumes_guided = resumes_guided
         """Whether all its workers can continue a guided answer that another one began."""
+        self.suspects = suspects
+        """Requests that may have ended workers, of all models."""
         self.preprocessor = Preprocessor(card, loaded, times) if loaded else None
         """None for workers that take text and tokenize it themselves."""
         self.splitter = splitter if loaded else None

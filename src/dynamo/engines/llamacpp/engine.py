@@ -38,7 +38,7 @@ from dynamo.engines.registry import EngineSpec
 from dynamo.model import HubConfig, LoadedModel, ModelError, build_card, open_card
 from dynamo.protocols.card import ModelInput, ModelType, WorkerType
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
-from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
+from dynamo.protocols.errors import DynamoException, EngineDied, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
@@ -166,6 +166,7 @@ class LlamaCppEngine:
             return
         await thread.close()
         self._compiler.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._guides.close)
         self._fail_all(EngineShutdown("engine shutting down"))
 
     def on_kv_events(self, listener: KvListener) -> None:
@@ -325,7 +326,7 @@ class LlamaCppEngine:
         self._compiler.shutdown(wait=False, cancel_futures=True)
         if self._on_death is not None:
             self._on_death(f"llamacpp died: {error}")
-        self._fail_all(EngineShutdown(f"llamacpp died: {error}"))
+        self._fail_all(EngineDied(f"llamacpp died: {error}"))
 
     def _fail(self, job: Job, error: DynamoException) -> None:
         self._open.discard(job)

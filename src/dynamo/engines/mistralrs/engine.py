@@ -156,6 +156,8 @@ class MistralRsEngine:
         # A thread ends at its next token.
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self._runner = None
+        if self._guides is not None:
+            await asyncio.to_thread(self._guides.close)
         await asyncio.to_thread(self._folder.cleanup)
 
 

@@ -10,7 +10,7 @@ from tensorrt_llm.llmapi import RequestError
 from dynamo.engines.stream_request import StreamRequest, first_line, usage
 from dynamo.engines.trtllm.handoff import to_wire
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, TopLogprob
-from dynamo.protocols.errors import DynamoException, EngineShutdown, Unknown
+from dynamo.protocols.errors import DynamoException, EngineDied, Unknown
 from dynamo.runtime.stream import Sink
 
 _FINISH = {"stop": "stop", "length": "length", "cancelled": "cancelled", "timeout": "error: the request timed out"}
@@ -70,7 +70,7 @@ class TrtllmRequest(StreamRequest):
         if isinstance(error, RequestError):
             return Unknown(f"TensorRT-LLM: {first_line(error)}")
         self._died(first_line(error))
-        return EngineShutdown("the engine died")
+        return EngineDied("the engine died")
 
 
 def _score(output: EngineOutput, places: Any, shown: int) -> None:

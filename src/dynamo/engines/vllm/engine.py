@@ -42,7 +42,7 @@ from dynamo.engines.vllm.steps import StepReader
 from dynamo.process.threads import in_thread
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
-from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
+from dynamo.protocols.errors import DynamoException, EngineDied, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class VllmEngine:
 
     def _not_sent(self, request_id: str, error: Exception) -> None:
         if running := self._requests.pop(request_id, None):
-            running.fail(EngineShutdown("the engine died") if self._died else from_exception(error))
+            running.fail(EngineDied("the engine died") if self._died else from_exception(error))
 
     @property
     def _died(self) -> bool:
@@ -228,7 +228,7 @@ class VllmEngine:
             return
         self._dead = True
         log.error("vLLM died: %s", reason)
-        self._fail_all(EngineShutdown("the engine died"))
+        self._fail_all(EngineDied("the engine died"))
         if self._on_death is not None:
             self._on_death(reason)
 

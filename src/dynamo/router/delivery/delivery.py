@@ -29,6 +29,7 @@ from dynamo.router.delivery.history import DeliveryHistory
 from dynamo.router.delivery.repetition import Repetition
 from dynamo.router.placement import Placement, PlaceRequest, pinned_instance
 from dynamo.router.stream_watch import StallLimits, StreamClock, StreamWatch
+from dynamo.router.suspects import Suspects, is_loss
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
@@ -42,7 +43,8 @@ class Delivery:
 
     The request may migrate `limit` times, while prompt and answer have no more than `max_seq_len` tokens. A `pinned`
     request, or one that names its instance itself, goes there or fails. `backoff` is called for each wait. `watch`
-    finds streams that stall. `resumes_guided` says whether the workers can continue a guided answer.
+    finds streams that stall. `resumes_guided` says whether the workers can continue a guided answer. With `suspects` a
+    request that may have ended workers ends too.
     """
 
     _clock: StreamClock
@@ -63,6 +65,7 @@ class Delivery:
         backoff: Callable[[], Backoff] = Backoff,
         splitter: Splitter | None = None,
         resumes_guided: Callable[[], bool] = lambda: False,
+        suspects: Suspects | None = None,
     ) -> None:
         self.history = DeliveryHistory()
         self.placement: Placement | None = None
@@ -84,6 +87,7 @@ class Delivery:
         if self._guided and self._may_wait and not resumes_guided():
             request = repeatable(request)
         self.request = request
+        self._suspicion = suspects.suspicion(request) if suspects else None
         self._generated: list[int] = []
         """Collected for a continuation while one is possible."""
         self._continues = False
@@ -131,6 +135,8 @@ class Delivery:
             self._starting = None
 
     async def _until_sent(self) -> None:
+        if self._suspicion:
+            self._suspicion.check()
         while True:
             self._continues = bool(self._generated) and (not self._guided or self._resumes_guided())
             request = continuation(self.request, self._generated) if self._continues else self.request
@@ -158,6 +164,8 @@ class Delivery:
             self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_tokens)
             self._watched = True
             self._instances.request_sent(placement.instance_id)
+            if self._suspicion:
+                self._suspicion.sent(placement.instance_id)
             repeats = self._generated and not self._continues
             try:
                 sink = Repetition(self._generated, self) if repeats else self
@@ -284,7 +292,8 @@ class Delivery:
         assert self.placement
         instance_id = self.placement.instance_id
         error = self._cancelled_for or error
-        self._release()
+        may_be_the_cause = self._prompt_pending and is_loss(error)
+        self._release(lost=may_be_the_cause)
         if error.is_engine_fault:
             self._instances.request_failed(instance_id)
         if not error.migratable or self._context.is_stopped():
@@ -295,6 +304,9 @@ class Delivery:
         if self._finished or (self._migrations_left and is_complete(self.request, self._generated)):
             # The worker died between its last token and the end of the stream.
             self.sink.end()
+            return
+        if may_be_the_cause and self._suspicion and (verdict := self._suspicion.worker_lost(instance_id)):
+            self._give_up(verdict, "failure")
             return
         self._excluded.add(instance_id)
         if isinstance(error, EngineShutdown):
@@ -353,6 +365,8 @@ class Delivery:
         self._prompt_pending = False
         self._first_output()
         self.history.end_migration("success")
+        if self._suspicion:
+            self._suspicion.answered()
         self.placement.first_token()
         if self._split:
             self._split.computed()
@@ -361,8 +375,10 @@ class Delivery:
         self.history.end_migration(outcome)
         self.sink.fail(error)
 
-    def _release(self) -> None:
+    def _release(self, *, lost: bool = False) -> None:
         self._prompt_pending = False
+        if self._suspicion and not lost:
+            self._suspicion.settled()
         if self._split:
             self._split.end()
         if self._watched:
