@@ -21,6 +21,8 @@ from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.router import RouterSettings
 
+BY_DEFAULT = Output("mistralrs", by_default=True)
+
 
 def read(line: str, **options: bool) -> Command:
     return parse(line.split(), **options)
@@ -37,15 +39,15 @@ def refusal(line: str) -> str:
 @pytest.mark.parametrize(
     ("line", "input", "output", "model"),
     [
-        ("", Input("text"), Output("mistralrs"), None),
-        ("Qwen/Qwen3-0.6B", Input("text"), Output("mistralrs"), "Qwen/Qwen3-0.6B"),
+        ("", Input("text"), BY_DEFAULT, None),
+        ("Qwen/Qwen3-0.6B", Input("text"), BY_DEFAULT, "Qwen/Qwen3-0.6B"),
         ("in=http out=echo_full", Input("http"), Output("echo_full"), None),
         ("out=echo in=stdin", Input("stdin"), Output("echo_full"), None),
         ("model.gguf out=llama_cpp in=none --num-nodes 2 --node-rank 1 --leader-addr a:1", Input("none"),
          Output("llamacpp"), "model.gguf"),
-        ("in=batch:a:b.jsonl", Input("batch", "a:b.jsonl"), Output("mistralrs"), None),
-        ("in=dyn://llama3B.backend.generate /m", Input("dyn", "llama3B.backend.generate"), Output("mistralrs"), "/m"),
-        ("in=dyn", Input("dyn"), Output("mistralrs"), None),
+        ("in=batch:a:b.jsonl", Input("batch", "a:b.jsonl"), BY_DEFAULT, None),
+        ("in=dyn://llama3B.backend.generate /m", Input("dyn", "llama3B.backend.generate"), BY_DEFAULT, "/m"),
+        ("in=dyn", Input("dyn"), BY_DEFAULT, None),
         ("in=http out=dyn", Input("http"), Output(None), None),
         ("out=auto in=http", Input("http"), Output(None), None),
         ("in=http out=dyn://llama3B_pool", Input("http"), Output(None), None),

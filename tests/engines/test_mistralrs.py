@@ -119,6 +119,27 @@ async def test_greedy_answers_are_the_same_alone_and_in_a_crowd(engine: MistralR
     assert len({tuple(ids) for ids in alone}) > 6
 
 
+@pytest.mark.parametrize(("quantisation", "at_once"), [("Q8_0", 1), ("q4_0", 1), ("8", 1), ("HQQ8", 12)])
+async def test_weights_that_mistralrs_cannot_batch_are_used_for_one_answer_at_a_time(
+    folder: Path, quantisation: str, at_once: int
+) -> None:
+    engine = MistralRsEngine(
+        EngineSpec(model=local(folder), extra_engine_args={"in_situ_quant": quantisation, "max_seqs": 12})
+    )
+    info = await engine.start()
+    try:
+        assert info.max_num_seqs == at_once
+        prompts = [f"hello {number} world" for number in range(4)] * 3
+        crowd = await asyncio.gather(*(run(engine, asking(prompt, max_tokens=4)) for prompt in prompts))
+        assert [kept.error for kept in crowd] == [None] * 12
+        guided = await asyncio.gather(
+            *(run(engine, asking(prompt, guided_decoding={"choice": ["a", "b"]})) for prompt in prompts)
+        )
+        assert {TOKENIZER.decode(kept.ids) for kept in guided} <= {"a", "b"}
+    finally:
+        await engine.close()
+
+
 async def test_gguf_gives_the_tokens_of_the_folder(engine: MistralRsEngine, tmp_path: Path) -> None:
     gguf = await started(tiny_llama_gguf(tmp_path / "tiny.gguf"))
     try:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo.model import ModelError, gguf_tokenizer
-from dynamo.model.gguf import read_gguf
+from dynamo.model.gguf import is_quantised, read_gguf
 from dynamo.model.tokenizer import Tokenizer
 from support import models
 from support.gguf_writer import byte_level_metadata, gguf_bytes, sentencepiece_metadata, write_gguf
@@ -134,6 +134,30 @@ def test_random_bytes_never_crash_the_reader(data: bytes, tmp_path: Path) -> Non
         read_gguf(path)
     except ModelError:
         pass
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 5, 0) + data)
+    try:
+        is_quantised(path)
+    except ModelError:
+        pass
+
+
+@pytest.mark.parametrize(("types", "quantised"), [((0, 1, 28, 30), False), ((), False), ((0, 8), True), ((3, 0), True)])
+def test_a_file_with_a_tensor_of_a_ggml_type_is_quantised(
+    types: tuple[int, ...], quantised: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    tensors = b"".join(struct.pack("<Qc I2Q IQ".replace(" ", ""), 1, b"t", 2, 32, 1, each, 0) for each in types)
+    head = bytearray(gguf_bytes({"general.architecture": "llama"}, tensors=b""))
+    struct.pack_into("<Q", head, 8, len(types))
+    path.write_bytes(bytes(head) + tensors)
+    assert is_quantised(path) is quantised
+
+
+def test_a_file_that_ends_in_the_middle_of_its_tensors_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0))
+    with pytest.raises(ModelError, match="it ends at byte 24"):
+        is_quantised(path)
 
 
 SMALL = gguf_bytes(

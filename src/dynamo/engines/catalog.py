@@ -39,6 +39,13 @@ class EngineEntry(Struct, frozen=True, kw_only=True):
 MISTRALRS = EngineEntry(
     name="mistralrs", factory="dynamo.engines.mistralrs:MistralRsEngine", bundled=True, install="pip install mistralrs"
 )
+LLAMACPP = EngineEntry(
+    name="llamacpp",
+    factory="dynamo.engines.llamacpp.engine:LlamaCppEngine",
+    aliases=("llama_cpp",),
+    bundled=True,
+    install="pip install xllamacpp llguidance numpy",
+)
 BUILT_IN = (
     MISTRALRS,
     EngineEntry(
@@ -48,13 +55,7 @@ BUILT_IN = (
     EngineEntry(
         name="mocker", factory="dynamo.engines.mocker.from_spec:mocker_from_spec", weights=False, bundled=True
     ),
-    EngineEntry(
-        name="llamacpp",
-        factory="dynamo.engines.llamacpp.engine:LlamaCppEngine",
-        aliases=("llama_cpp",),
-        bundled=True,
-        install="pip install xllamacpp llguidance numpy",
-    ),
+    LLAMACPP,
     EngineEntry(
         name="vllm",
         factory="dynamo.engines.vllm.from_spec:vllm_from_spec",

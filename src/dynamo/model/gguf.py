@@ -1,4 +1,4 @@
-"""Reads the metadata of a GGUF file, without its tensors."""
+"""Reads the metadata of a GGUF file and the types of its tensors, not what is in them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ _HEADER = struct.Struct("<4sIQQ")
 _COUNT = struct.Struct("<Q")
 _KIND = struct.Struct("<I")
 _DEEPEST_ARRAY = 4
+_MOST_DIMENSIONS = 4
+_TENSOR = struct.Struct("<IQ")
+_PLAIN_TYPES = {0, 1, 28, 30}
+"""F32, F16, F64 and BF16; all others are quantised or integers."""
 
 
 class Gguf(Struct, frozen=True):
@@ -56,6 +60,17 @@ def read_gguf(path: Path) -> Gguf:
         raise ModelError(f"{path} is not a GGUF file this program can read: it is empty") from error
 
 
+def is_quantised(path: Path) -> bool:
+    """Whether a tensor of the file is neither F32, F16, BF16 nor F64; raises ModelError."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return not _Cursor(data).tensor_types() <= _PLAIN_TYPES
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    except (_Malformed, ValueError) as error:
+        raise ModelError(f"{path} is not a GGUF file this program can read: {error}") from error
+
+
 class _Malformed(Exception):
     pass
 
@@ -69,7 +84,23 @@ class _Cursor:
         self._size = len(data)
 
     def metadata(self) -> dict[str, Any]:
-        magic, version, _, count = self._unpack(_HEADER)
+        return self._head()[0]
+
+    def tensor_types(self) -> set[int]:
+        """The numbers that GGML gives to the types of the tensors; their descriptions follow the metadata."""
+        types = set()
+        for _ in range(self._head()[1]):
+            self._string()
+            dimensions = self._unpack(_KIND)[0]
+            if dimensions > _MOST_DIMENSIONS:
+                raise _Malformed(f"a tensor of {dimensions} dimensions at byte {self.at}")
+            self._take(dimensions * _COUNT.size)
+            types.add(self._unpack(_TENSOR)[0])
+        return types
+
+    def _head(self) -> tuple[dict[str, Any], int]:
+        """The metadata, and how many tensors there are."""
+        magic, version, tensors, count = self._unpack(_HEADER)
         if magic != b"GGUF":
             raise _Malformed("it does not start with GGUF")
         if version & 0xFFFF == 0 and version:
@@ -80,7 +111,7 @@ class _Cursor:
         for _ in range(count):
             key = self._string()
             metadata[key] = self._value(self._unpack(_KIND)[0])
-        return metadata
+        return metadata, tensors
 
     def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:

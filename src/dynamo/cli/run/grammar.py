@@ -36,6 +36,8 @@ class Output(Struct, frozen=True):
 
     engine: str | None
     file: str | None = None
+    by_default: bool = False
+    """Without `out=`: `dynamo.engines.default` chooses the engine once the model's files may be looked at."""
 
     @property
     def remote(self) -> bool:
@@ -105,7 +107,7 @@ def parse(words: Sequence[str], *, terminal: bool = True) -> Command:
     if verbosity > 2:
         raise UsageError("-vv is as verbose as it gets")
     values.setdefault("input", Input("text" if terminal else "stdin"))
-    values.setdefault("output", Output(DEFAULT_ENGINE))
+    values.setdefault("output", Output(DEFAULT_ENGINE, by_default=True))
     own = read(RunSettings, {}, settings.given(given, RunSettings))
     values["model"] = _model(models, own.get("model_path"))
     command = Command(**own, **values, verbosity=verbosity, notes=notes, flags=given)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import uvloop
+from msgspec import structs
 
-from dynamo.cli.run.grammar import Command, UsageError
+from dynamo.cli.run.grammar import Command, Output, UsageError
+from dynamo.engines.default import default_engine
 from dynamo.engines.registry import load_engine
 from dynamo.process.children import adopt_orphans, exit_now
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
@@ -20,17 +23,32 @@ from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
 from dynamo.worker.life import Interrupted
 
+log = logging.getLogger(__name__)
+
+_QUIET = ("text", "stdin", "batch")
+"""Inputs whose standard error is for the user: they log warnings only."""
+
 
 def launch(command: Command, environ: Mapping[str, str]) -> None:
     with failures_as_one_line():
-        logged = quiet(environ) if command.input.kind in ("text", "stdin", "batch") else environ
+        logged = quiet(environ) if command.input.kind in _QUIET else environ
         configure_dynamo_logging(LogConfig.from_env(logged, verbosity=command.verbosity))
+        if command.output.by_default:
+            command = _with_default_engine(command)
         if command.output.engine:
             load_engine(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
         adopt_orphans()
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     if code:
         raise SystemExit(code)
+
+
+def _with_default_engine(command: Command) -> Command:
+    chosen = default_engine(command.model)
+    log.info("no out= given, using out=%s: %s", chosen.engine, chosen.reason)
+    if command.input.kind in _QUIET and sys.stderr.isatty():
+        print(f"no out= given, using out={chosen.engine}: {chosen.reason}", file=sys.stderr, flush=True)
+    return structs.replace(command, output=Output(chosen.engine))
 
 
 def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo.engines.base import EngineError, EngineInfo, Running
-from dynamo.engines.mistralrs.load import MistralRsArgs, describe, load
+from dynamo.engines.mistralrs.load import MistralRsArgs, describe, load, most_sequences
 from dynamo.engines.mistralrs.options import plan
 from dynamo.engines.mistralrs.stream import MistralRsStream
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
@@ -68,24 +68,25 @@ class MistralRsEngine:
             self._folder.cleanup()
             raise
         self._mailbox = LoopMailbox(asyncio.get_running_loop())
-        self._pool = ThreadPoolExecutor(self._args.max_seqs, thread_name_prefix="mistralrs")
+        self._pool = ThreadPoolExecutor(self._max_seqs, thread_name_prefix="mistralrs")
         log.info(
             "loaded %s in %.1f s: context of %d tokens, up to %d answers at a time",
-            self._model.path, time.perf_counter() - begun, self.context_length, self._args.max_seqs,
+            self._model.path, time.perf_counter() - begun, self.context_length, self._max_seqs,
         )  # fmt: skip
         return EngineInfo(
             context_length=self.context_length,
-            max_num_seqs=self._args.max_seqs,
+            max_num_seqs=self._max_seqs,
             guided_decoding=True,
             resumes_guided=True,
         )
 
     def _load(self) -> int:
         described = describe(self._spec)
+        self._max_seqs = most_sequences(self._model, self._args)
         ends = described.eos_token_ids
         self._vocabulary = Vocabulary(described.tokenizer, ends[0] if ends else None, rename=not self._model.is_gguf)
         self._tokenizer, self._ends = described.tokenizer, ends
-        self._runner = load(self._model, self._args, self._vocabulary, Path(self._folder.name))
+        self._runner = load(self._model, self._args, self._max_seqs, self._vocabulary, Path(self._folder.name))
         possible = self._runner.max_sequence_length() or described.context_length
         asked = self._spec.context_length
         if asked is None:

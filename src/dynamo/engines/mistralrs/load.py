@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -16,7 +17,10 @@ from dynamo.engines.catalog import MISTRALRS
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
 from dynamo.engines.registry import EngineSpec, refuse_parallel
 from dynamo.model import HubConfig, LoadedModel, LocalModel, ModelError, build_card, open_card
+from dynamo.model.gguf import is_quantised
 from dynamo.protocols.card import ModelType
+
+log = logging.getLogger(__name__)
 
 _TEMPLATE = "{{ messages[0]['content'] }}"
 _REPLACED = {
@@ -30,6 +34,7 @@ _REPLACED = {
     "tokenizer.model",
     "tokenizer_config.json",
 }
+_MOST_SEQUENCES = 32
 # With fewer bytes of weights, threads wait for each other longer than they compute.
 _SMALL = 128 << 20
 _STACK_TRACE = re.compile(r"^\s*(0: |stack backtrace:)", re.MULTILINE)
@@ -38,7 +43,7 @@ _STACK_TRACE = re.compile(r"^\s*(0: |stack backtrace:)", re.MULTILINE)
 class MistralRsArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """`--extra-engine-args` of this engine, named as in mistral.rs."""
 
-    max_seqs: Annotated[int, Meta(ge=1, le=4096)] = 32
+    max_seqs: Annotated[int, Meta(ge=1, le=4096)] | None = None
     prefix_cache_n: Annotated[int, Meta(ge=0)] = 16
     dtype: Literal["auto", "bf16", "f16", "f32"] = "auto"
     arch: str | None = None
@@ -57,6 +62,26 @@ class MistralRsArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
         except msgspec.ValidationError as error:
             names = ", ".join(cls.__struct_fields__)
             raise EngineError(f"mistralrs arguments: {error} (it takes {names})") from None
+
+
+def most_sequences(local: LocalModel, args: MistralRsArgs) -> int:
+    """How many answers may be computed at a time: one where mistral.rs cannot batch the model."""
+    asked = args.max_seqs or _MOST_SEQUENCES
+    if not _has_ggml_weights(local, args):
+        return asked
+    if args.max_seqs is not None and asked > 1:
+        log.warning("mistralrs cannot batch quantised weights of GGML: max_seqs is 1, not %d", asked)
+    return 1
+
+
+def _has_ggml_weights(local: LocalModel, args: MistralRsArgs) -> bool:
+    """Its multiplication by such weights fails for two prompts of equal length ("input tensor is not contiguous")."""
+    if local.is_gguf:
+        try:
+            return is_quantised(local.path)
+        except ModelError as error:
+            raise EngineError(f"mistralrs cannot use {local.source}: {error}") from error
+    return args.in_situ_quant is not None and not args.in_situ_quant.upper().startswith(("AFQ", "HQQ"))
 
 
 def describe(spec: EngineSpec) -> LoadedModel:
@@ -84,14 +109,14 @@ def import_library(weights: int) -> Any:
     return mistralrs
 
 
-def load(local: LocalModel, args: MistralRsArgs, vocabulary: Vocabulary, folder: Path) -> Any:
+def load(local: LocalModel, args: MistralRsArgs, max_seqs: int, vocabulary: Vocabulary, folder: Path) -> Any:
     """The loaded `Runner`. Its files are written to `folder`, which must stay while it lives."""
     library = import_library(weights_size(local.path))
     (folder / "prompt.jinja").write_text(_TEMPLATE)
     try:
         return library.Runner(
             _which(library, local, args, vocabulary, folder),
-            max_seqs=args.max_seqs,
+            max_seqs=max_seqs,
             prefix_cache_n=args.prefix_cache_n,
             in_situ_quant=args.in_situ_quant,
             jinja_explicit=str(folder / "prompt.jinja"),
