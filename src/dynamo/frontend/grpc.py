@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 from multidict import CIMultiDict
 
-from dynamo.frontend import headers
+from dynamo.api import headers
+from dynamo.api.route import Access
 from dynamo.frontend.admission.keys import ANYBODY
 from dynamo.frontend.admission.limits import MeteredRequest
 from dynamo.frontend.callers import BYTES_PER_TOKEN
@@ -21,8 +22,8 @@ from dynamo.serving.observer import RequestObserver
 
 if TYPE_CHECKING:
     from dynamo.api.kserve.server import Inference, KserveServer
+    from dynamo.api.kserve.service import RpcRoute
 
-_PROBES = ("ServerLive", "ServerReady", "ModelReady")
 _OK = 200
 
 
@@ -33,8 +34,8 @@ class GrpcAdmission:
         self._keys = config.keys()
         self._metered: dict[RequestRecord, MeteredRequest] = {}
 
-    def begin(self, method: str, metadata: Mapping[str, str], inference: Inference | None) -> RequestRecord | None:
-        owner = ANYBODY if method in _PROBES else self._keys.check(CIMultiDict(metadata))
+    def begin(self, route: RpcRoute, metadata: Mapping[str, str], inference: Inference | None) -> RequestRecord | None:
+        owner = ANYBODY if route.access is Access.PROBE else self._keys.check(CIMultiDict(metadata))
         if inference is None:
             return None
         if self._frontend.draining:
@@ -47,8 +48,8 @@ class GrpcAdmission:
         inference.context.tenant = self._frontend.callers.tenant(owner)
         # Replaced if it is not safe to write to a log.
         logged_id = headers.request_id(CIMultiDict({"x-request-id": inference.id}))
-        record = requests.begin("gRPC", f"/{method}", logged_id, "completions")
-        record.stream = method == "ModelStreamInfer"
+        record = requests.begin("gRPC", f"/{route.method}", logged_id, route.endpoint)
+        record.stream = route.streams
         requests.run(record)
         if metered:
             self._metered[record] = metered

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from dynamo.api.answers.sse import EventStream
-from dynamo.api.call import HttpCall
+from dynamo.api.route import HttpCall
 from dynamo.protocols.errors import DynamoException
 from dynamo.serving.request import ServedRequest
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from dynamo.api.answers.errors import Dialect
 from dynamo.protocols.answers import ChatCompletion, CompletionUsage
 from dynamo.protocols.errors import ContextLengthExceeded, DynamoException, InvalidRequest
 
@@ -99,7 +100,7 @@ class AnthropicError(Struct, kw_only=True):
     request_id: str | None = None
 
     @staticmethod
-    def of(error: DynamoException, request_id: str | None = None) -> AnthropicError:
+    def of(error: DynamoException, request_id: str | None = None, status: int | None = None) -> AnthropicError:
         message, code = error.public_message, None
         if isinstance(error, ContextLengthExceeded) and error.limit:
             message = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
@@ -174,3 +175,6 @@ def _parsed_arguments(arguments: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return parsed if isinstance(parsed, dict) else {}
+
+
+ANTHROPIC = Dialect(AnthropicError, AnthropicError.of, request_id="request-id", client="anthropic-version")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from dynamo.api.answers.errors import Dialect
 from dynamo.protocols.chat import Tool
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.fields import (
@@ -140,5 +141,8 @@ class OllamaError(Struct, kw_only=True):
     error: str
 
     @staticmethod
-    def of(error: DynamoException) -> OllamaError:
+    def of(error: DynamoException, request_id: str = "", status: int | None = None) -> OllamaError:
         return OllamaError(error=error.public_message)
+
+
+OLLAMA = Dialect(OllamaError, OllamaError.of)
