@@ -1,12 +1,122 @@
-"""What the handlers of APIs need of the process that serves them."""
+"""What the handlers of APIs need of the process that serves them, and what is kept there between requests."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
-from dynamo.api.kept_state import KeptState
+import msgspec
+from msgspec import Struct
+
+from dynamo.api.answers.errors import error_answer
 from dynamo.api.openai.trace_payload import PayloadCapture
+from dynamo.api.responses import stored_conversations as conversations
+from dynamo.api.responses import stored_responses as responses
+from dynamo.api.responses.background import BackgroundResponses
+from dynamo.api.responses.stored_conversations import Conversations
+from dynamo.api.responses.stored_responses import ResponseStore
+from dynamo.protocols.body_shape import BodyLimits
+from dynamo.protocols.engine import Tenant
+from dynamo.protocols.errors import DynamoException, StartError
+from dynamo.serving.batches import batches
+from dynamo.serving.batches.batches import Admit, Batches
+from dynamo.serving.batches.line import LineEndpoint, LineLimits
 from dynamo.serving.models import Models
+from dynamo.serving.store import Files, Limits, Records
+from dynamo.serving.store.files import delete_leftovers
+from dynamo.serving.store.processes import LiveProcesses
+from dynamo.serving.store.records import MemoryRecords, OwnedRecords
+from dynamo.serving.store.sqlite import SqliteRecords
+from dynamo.settings.frontend import FrontendSettings
+
+DATABASE = "state.sqlite"
+BATCHES = Limits(10_000, 64 << 20)
+
+
+class Owner(Struct, frozen=True):
+    """One API key, as what runs for it without a request sees it."""
+
+    admit: Admit
+    """Its limits."""
+    tenant: Tenant | None
+    """Who it is where requests wait."""
+
+
+class OwnedState:
+    """What is kept for one API key."""
+
+    def __init__(
+        self,
+        records: Records,
+        folder: Path | None,
+        settings: FrontendSettings,
+        models: Models,
+        endpoints: Mapping[str, LineEndpoint],
+        processes: LiveProcesses,
+        is_stopping: Callable[[], bool],
+        owner: Owner,
+    ) -> None:
+        self.body_timeout = settings.body_timeout
+        """How long an upload may pause."""
+        enabled = settings.stored_responses > 0
+        self.conversations = Conversations(records, enabled=enabled)
+        self.responses = ResponseStore(records, self.conversations, processes, enabled=enabled)
+        self.background = BackgroundResponses(self.responses, settings.background_responses)
+        self.files = Files(records, folder, settings.stored_files_mb << 20)
+        self.batches = Batches(
+            records,
+            self.files,
+            models,
+            endpoints,
+            concurrency=settings.http_batch_concurrency,
+            error_body=_error_body,
+            is_stopping=is_stopping,
+            ignore_unknown=settings.ignores_unknown_fields,
+            limits=LineLimits(settings.body_limit_mb << 20, BodyLimits(settings.body_items, settings.body_fields)),
+            admit=owner.admit,
+            tenant=owner.tenant,
+        )
+
+
+class KeptState:
+    """Apart for each API key: one key does not read, list, continue or delete what was stored with another."""
+
+    def __init__(
+        self, records: Records, folder: Path | None, processes: LiveProcesses, owned: Mapping[str, OwnedState]
+    ) -> None:
+        self._records = records
+        self._folder = folder
+        self._processes = processes
+        self._owned = owned
+
+    def of(self, owner: str) -> OwnedState:
+        return self._owned[owner]
+
+    async def start(self) -> None:
+        if self._folder is not None:
+            await delete_leftovers(self._records, self._folder)
+        for owned in self._owned.values():
+            await owned.batches.start()
+
+    async def stop_batches(self) -> None:
+        for owned in self._owned.values():
+            await owned.batches.close()
+
+    async def background_idle(self) -> None:
+        """Wait until no response runs in the background."""
+        for owned in self._owned.values():
+            await owned.background.idle()
+
+    async def close(self) -> None:
+        await self.stop_batches()
+        for owned in self._owned.values():
+            await owned.background.close()
+        await self._records.close()
+        self._processes.close()
+        for owned in self._owned.values():
+            owned.files.close()
 
 
 class Host(Protocol):
@@ -15,3 +125,42 @@ class Host(Protocol):
     """What is kept between requests, apart for each API key."""
     payloads: PayloadCapture | None
     """Where request traces keep what chats said."""
+
+
+async def open_state(
+    settings: FrontendSettings,
+    owners: Mapping[str, Owner],
+    models: Models,
+    endpoints: Mapping[str, LineEndpoint],
+    is_stopping: Callable[[], bool],
+    shared: Path | None = None,
+) -> KeptState:
+    """Keep state in the configured folder. Without one it is in memory or, where several processes share the port, in
+    the folder that they share."""
+    limits = Limits(settings.stored_responses, settings.stored_responses_mb << 20)
+    kinds = {responses.KIND: limits, conversations.KIND: limits, batches.KIND: BATCHES}
+    folder = _made(settings.state_dir) if settings.state_dir else shared
+    records: Records = MemoryRecords(kinds)
+    if folder is not None:
+        records = await asyncio.to_thread(SqliteRecords, folder / DATABASE, kinds)
+    processes = LiveProcesses(folder)
+    owned = {
+        name: OwnedState(
+            OwnedRecords(records, name), folder, settings, models, endpoints, processes, is_stopping, owner
+        )
+        for name, owner in owners.items()
+    }
+    return KeptState(records, folder, processes, owned)
+
+
+def _made(path: str) -> Path:
+    folder = Path(path).expanduser()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(f"--state-dir {folder}: {error.strerror}") from error
+    return folder
+
+
+def _error_body(error: DynamoException, request_id: str) -> tuple[int, Any]:
+    return error.status, msgspec.to_builtins(error_answer(error, request_id))

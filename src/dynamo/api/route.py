@@ -149,9 +149,7 @@ def inference(
     path: str, handler: Handler[Process, Body], body: type[Body], answer: type, summary: str, **more: Any
 ) -> HttpRoute[Process, Body]:
     """A route that asks a model."""
-    return HttpRoute(
-        "POST", path, handler, body, summary=summary, answer=answer, statuses=INFERENCE_ERRORS, **more
-    )
+    return HttpRoute("POST", path, handler, body, summary=summary, answer=answer, statuses=INFERENCE_ERRORS, **more)
 
 
 class Api(Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from dynamo.api.kept_state import Owner
+from dynamo.api.host import Owner
 from dynamo.api.route import OWNER, TENANT, Access, AnyRoute
 from dynamo.frontend.admission.cors import Cors
 from dynamo.frontend.admission.keys import ANYBODY, ApiKeys

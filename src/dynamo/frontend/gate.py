@@ -67,7 +67,7 @@ class Gate:
                     body, raw_body = await read(request)
                     if route.endpoint:
                         # Only now: clients that send only a part of their body must not use up the limit.
-                        self._refuse_too_many()
+                        self._requests.check(self._config.max_concurrent_requests)
                         if self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
                             metered = meter.admit(tokens_reserved(route, body, raw_body))
                         self._requests.run(record)
@@ -146,16 +146,11 @@ class Gate:
         if self._frontend.draining:
             raise Unavailable("The service is shutting down.")
         if route.endpoint:
-            self._refuse_too_many()
+            self._requests.check(self._config.max_concurrent_requests)
             if self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
                 # Its headers are in every answer; a request that is over a limit is refused before its body is read.
                 request[METER] = meter
                 meter.check()
-
-    def _refuse_too_many(self) -> None:
-        limit = self._config.max_concurrent_requests
-        if limit and len(self._requests) >= limit:
-            raise ResourceExhausted(f"{limit} requests run already, which is the limit. Please retry shortly.")
 
     def _client_left(self, request: web.Request, record: RequestRecord) -> None:
         if request.transport is None and record.endpoint:

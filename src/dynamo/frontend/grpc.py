@@ -17,7 +17,7 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.frontend.state import Frontend
 from dynamo.process.open_files import grpc_connections
-from dynamo.protocols.errors import DynamoException, ResourceExhausted, StartError, Unavailable
+from dynamo.protocols.errors import DynamoException, StartError, Unavailable
 from dynamo.serving.observer import RequestObserver
 
 if TYPE_CHECKING:
@@ -40,9 +40,8 @@ class GrpcAdmission:
             return None
         if self._frontend.draining:
             raise Unavailable("The service is shutting down.")
-        limit, requests = self._config.max_concurrent_requests, self._frontend.requests
-        if limit and len(requests) >= limit:
-            raise ResourceExhausted(f"{limit} requests run already, which is the limit. Please retry shortly.")
+        requests = self._frontend.requests
+        requests.check(self._config.max_concurrent_requests)
         meter = self._frontend.callers.meter(owner)
         metered = meter.admit(inference.size // BYTES_PER_TOKEN + inference.max_tokens) if meter else None
         inference.context.tenant = self._frontend.callers.tenant(owner)

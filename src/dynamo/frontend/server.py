@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from dynamo.api.catalog import APIS, line_endpoints
-from dynamo.api.kept_state import KeptState, open_state
+from dynamo.api.host import KeptState, open_state
 from dynamo.api.route import Api
 from dynamo.frontend.app import application
 from dynamo.frontend.callers import Callers

@@ -1,10 +1,10 @@
-"""What all handlers share; `dynamo.api.host.Host` is the part of it that those of APIs know."""
+"""What all handlers share; those of APIs know the part that is a `Host`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynamo.api.kept_state import KeptState
+from dynamo.api.host import Host, KeptState
 from dynamo.frontend.callers import Callers
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
@@ -29,7 +29,7 @@ from dynamo.runtime.metrics.instruments import MetricFamily
 from dynamo.serving.models import Models
 
 
-class Frontend:
+class Frontend(Host):
     state: KeptState
     """Opened when the server starts."""
 

@@ -13,7 +13,6 @@ from dynamo.api.host import Host
 from dynamo.api.route import Api, HttpCall, inference
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.card import ModelType
-from dynamo.protocols.errors import InvalidRequest
 from dynamo.serving.conversation import Conversation
 from dynamo.serving.request import require_type
 
@@ -45,11 +44,7 @@ async def count_tokens(host: Host, call: HttpCall[CountTokensRequest]) -> web.St
     validate_chat(chat)
     model = host.models.get(chat.model)
     require_type(model, ModelType.Chat)
-    if model.preprocessor is None:
-        raise InvalidRequest(
-            f"The model '{model.name}' reads text: its tokens are known to its worker only.", "model", "no_tokenizer"
-        )
-    return json_response(TokenCount(input_tokens=await model.preprocessor.count_tokens(chat)))
+    return json_response(TokenCount(input_tokens=await model.tokenizing().count_tokens(chat)))
 
 
 ANTHROPIC_API = Api(

@@ -181,22 +181,14 @@ def _usable(host: Host) -> list[ServedModel]:
 
 def _listed(model: ServedModel) -> dict[str, Any]:
     created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
-    details = {
-        "parent_model": "",
-        "format": "",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": "",
-    }
-    digest = model.card.checksum()
+    texts = ("parent_model", "format", "family", "parameter_size", "quantization_level")
     return {
         "name": model.name,
         "model": model.name,
         "modified_at": created,
         "size": 0,
-        "digest": digest,
-        "details": details,
+        "digest": model.card.checksum(),
+        "details": {**dict.fromkeys(texts, ""), "families": []},
     }
 
 

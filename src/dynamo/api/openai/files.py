@@ -8,10 +8,8 @@ from typing import TypeVar
 
 from aiohttp import BodyPartReader, MultipartReader, web
 
-from dynamo.api.answers.http import json_response
-from dynamo.api.answers.paging import page
-from dynamo.api.host import Host
-from dynamo.api.kept_state import OwnedState
+from dynamo.api.answers.http import json_response, page
+from dynamo.api.host import Host, OwnedState
 from dynamo.api.route import HttpCall
 from dynamo.protocols.errors import HttpError, InvalidRequest, NotFound
 from dynamo.protocols.files import CreateBatchRequest, DeletedFile, FileObject

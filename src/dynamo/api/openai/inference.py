@@ -94,9 +94,7 @@ async def embeddings(host: Host, call: HttpCall[EmbeddingRequest]) -> web.Stream
         await served.close()
 
 
-async def text_line(
-    model: ServedModel, request: ChatRequest | CompletionRequest, context: Context
-) -> dict[str, Any]:
+async def text_line(model: ServedModel, request: ChatRequest | CompletionRequest, context: Context) -> dict[str, Any]:
     return (await ask(model, request, context=context)).body
 
 

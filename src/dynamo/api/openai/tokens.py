@@ -92,9 +92,4 @@ def _preprocessor(host: Host, name: str | None) -> Preprocessor:
         if len(served) != 1:
             raise InvalidRequest.missing("model")
         name = served[0].name
-    model = host.models.get(name)
-    if model.preprocessor is None:
-        raise InvalidRequest(
-            f"The model '{model.name}' reads text: its tokens are known to its worker only.", "model", "no_tokenizer"
-        )
-    return model.preprocessor
+    return host.models.get(name).tokenizing()

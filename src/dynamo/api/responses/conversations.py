@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from dynamo.api.answers.http import json_response
-from dynamo.api.answers.paging import page
+from dynamo.api.answers.http import json_response, page
 from dynamo.api.host import Host
 from dynamo.api.responses.items import item_ids
 from dynamo.api.responses.request import InputItem

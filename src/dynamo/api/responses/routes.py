@@ -10,8 +10,7 @@ import msgspec
 from aiohttp import web
 from msgspec import structs
 
-from dynamo.api.answers.http import json_response, stream_response
-from dynamo.api.answers.paging import page
+from dynamo.api.answers.http import json_response, page, stream_response
 from dynamo.api.answers.sse import EventStream
 from dynamo.api.host import Host
 from dynamo.api.responses import conversations
@@ -103,11 +102,7 @@ async def input_tokens(host: Host, call: HttpCall[InputTokensRequest]) -> web.St
         raise with_responses_names(error) from None
     model = host.models.get(chat.model)
     require_type(model, ModelType.Chat)
-    if model.preprocessor is None:
-        raise InvalidRequest(
-            f"The model '{model.name}' reads text: its tokens are known to its worker only.", "model", "no_tokenizer"
-        )
-    return json_response(InputTokens(input_tokens=await model.preprocessor.count_tokens(chat)))
+    return json_response(InputTokens(input_tokens=await model.tokenizing().count_tokens(chat)))
 
 
 async def show_response(host: Host, call: HttpCall[None]) -> web.StreamResponse:

@@ -10,7 +10,7 @@ from time import perf_counter
 from dynamo.api.openai.trace_payload import PayloadCapture
 from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.frontend.measure.request_record import RequestRecord
-from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.errors import DynamoException, ResourceExhausted
 
 REFUSED = frozenset((401, 429, 503, 529))
 SECONDS = 1.0
@@ -58,17 +58,15 @@ class RunningRequests:
         return len(self._records)
 
     def begin(
-        self,
-        method: str,
-        path: str,
-        request_id: str,
-        endpoint: str | None = None,
-        *,
-        is_probe: bool = False,
-        embeds: bool = False,
+        self, method: str, path: str, request_id: str, endpoint: str | None = None, **kind: bool
     ) -> RequestRecord:
         """`endpoint` is the metrics' label of a request that runs a model; others are only logged."""
-        return RequestRecord(self.metrics, request_id, method, path, endpoint, is_probe=is_probe, embeds=embeds)
+        return RequestRecord(self.metrics, request_id, method, path, endpoint, **kind)
+
+    def check(self, limit: int) -> None:
+        """Raises ResourceExhausted where as many requests run as may; 0 is no limit."""
+        if limit and len(self._records) >= limit:
+            raise ResourceExhausted(f"{limit} requests run already, which is the limit. Please retry shortly.")
 
     def run(self, record: RequestRecord) -> None:
         """The whole request has arrived: from now on it is one of those that run."""

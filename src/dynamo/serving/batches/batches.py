@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from dynamo.protocols.files import (
 from dynamo.runtime import Context
 from dynamo.serving.batches.input_file import BatchProgress, check_file, now
 from dynamo.serving.batches.journal import Journal, JournalBusy, JournalHeader, JournalUnwritable
-from dynamo.serving.batches.line import LineEndpoint, LineEndpoints, LineLimits, read_line
+from dynamo.serving.batches.line import LineEndpoint, LineLimits, read_line
 from dynamo.serving.models import Models
 from dynamo.serving.store.files import Files, new_id
 from dynamo.serving.store.records import Records
@@ -77,7 +77,7 @@ class Batches:
         records: Records,
         files: Files,
         models: Models,
-        endpoints: LineEndpoints,
+        endpoints: Mapping[str, LineEndpoint],
         *,
         concurrency: int,
         error_body: ErrorBody,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec import Raw, Struct
@@ -25,10 +25,6 @@ class LineEndpoint(Struct, frozen=True):
     answer: AnswerLine
     limits: tuple[str, ...] = ()
     """The fields of the body that limit the length of the answer."""
-
-
-LineEndpoints = Mapping[str, LineEndpoint]
-"""By URL."""
 
 
 class BatchLine(Struct):
