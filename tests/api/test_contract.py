@@ -80,7 +80,7 @@ async def shout(host: Host, call: HttpCall[ShoutRequest]) -> web.StreamResponse:
     return json_response(await shouted(host.models.get(call.body.model), call.body, Context(), call.record))
 
 
-def alas(error: DynamoException, request_id: str, status: int | None) -> Alas:
+def alas(error: DynamoException, request_id: str, status: int) -> Alas:
     return Alas(error.public_message)
 
 

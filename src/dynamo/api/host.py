@@ -120,6 +120,8 @@ class KeptState:
 
 
 class Host(Protocol):
+    """The HTTP process, as the handlers of APIs see it."""
+
     models: Models
     state: KeptState
     """What is kept between requests, apart for each API key."""

@@ -60,8 +60,8 @@ class Dialect(Struct, frozen=True):
 
     error: type[Struct]
     """The struct of its errors."""
-    error_of: Callable[[DynamoException, str, int | None], Struct]
-    """Makes one, given the request's id and the status, if it is not the error's own."""
+    error_of: Callable[[DynamoException, str, int], Struct]
+    """Makes one, given the request's id and the status of the answer."""
     request_id: str | None = None
     """The header in which its clients look for the request's id, beside `x-request-id`."""
     client: str = ""

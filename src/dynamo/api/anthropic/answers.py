@@ -100,7 +100,7 @@ class AnthropicError(Struct, kw_only=True):
     request_id: str | None = None
 
     @staticmethod
-    def of(error: DynamoException, request_id: str | None = None, status: int | None = None) -> AnthropicError:
+    def of(error: DynamoException, request_id: str | None = None) -> AnthropicError:
         message, code = error.public_message, None
         if isinstance(error, ContextLengthExceeded) and error.limit:
             message = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
@@ -177,4 +177,9 @@ def _parsed_arguments(arguments: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-ANTHROPIC = Dialect(AnthropicError, AnthropicError.of, request_id="request-id", client="anthropic-version")
+ANTHROPIC = Dialect(
+    AnthropicError,
+    lambda error, request_id, status: AnthropicError.of(error, request_id),
+    request_id="request-id",
+    client="anthropic-version",
+)

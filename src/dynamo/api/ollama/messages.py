@@ -141,8 +141,8 @@ class OllamaError(Struct, kw_only=True):
     error: str
 
     @staticmethod
-    def of(error: DynamoException, request_id: str = "", status: int | None = None) -> OllamaError:
+    def of(error: DynamoException) -> OllamaError:
         return OllamaError(error=error.public_message)
 
 
-OLLAMA = Dialect(OllamaError, OllamaError.of)
+OLLAMA = Dialect(OllamaError, lambda error, request_id, status: OllamaError.of(error))
