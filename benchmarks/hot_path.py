@@ -30,7 +30,7 @@ from aiohttp import web
 from dynamo.api.answers.sse import CORK, Cork, EventStream
 from dynamo.api.openai.chunks import ChatChoiceWriter, Chunks
 from dynamo.frontend.measure.metrics import FrontendMetrics
-from dynamo.frontend.measure.request_record import RunningRequests
+from dynamo.frontend.measure.running import RunningRequests
 from dynamo.model import HubConfig, build_card, open_card, resolve
 from dynamo.pipeline.choice import Finish
 from dynamo.pipeline.preprocess import Prepared, Preprocessor

@@ -9,7 +9,8 @@ import logging
 import time
 
 from dynamo.frontend.measure.metrics import FrontendMetrics
-from dynamo.frontend.measure.request_record import RequestRecord, RunningRequests
+from dynamo.frontend.measure.request_record import RequestRecord
+from dynamo.frontend.measure.running import RunningRequests
 from dynamo.router import Placement
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.runtime import Context

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dynamo.api.access import Access
-from dynamo.frontend.routes.table import ROUTES
+from dynamo.api.route import Access
+from dynamo.frontend.routes.table import routes
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.errors import CannotConnect, Disconnected, InvalidArgument
 from support.serving import MODEL, Served, serving
 
-ADMIN = [(route.method, route.path) for route in ROUTES if route.access is Access.ADMIN]
+ADMIN = [(route.method, route.path) for route in routes() if route.access is Access.ADMIN]
 LIMIT = {"model": MODEL, "active_prefill_tokens_threshold": 5}
 
 BODIES: dict[str, Any] = {"/busy_threshold": LIMIT, "/inspect": {"what": "stacks"}}

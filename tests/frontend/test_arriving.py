@@ -8,7 +8,7 @@ import pytest
 from aiohttp import StreamReader, web
 from aiohttp.base_protocol import BaseProtocol
 
-from dynamo.frontend.bodies.arriving import ArrivingBodies
+from dynamo.frontend.bodies import ArrivingBodies
 from dynamo.protocols.errors import ResourceExhausted
 from support.serving import CHAT, serving
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.frontend.bodies import content_encoding
-from dynamo.frontend.bodies.content_encoding import TooLong, unpack
+from dynamo.frontend import bodies
+from dynamo.frontend.bodies import TooLong, unpack
 from dynamo.protocols.errors import HttpError
 from support.serving import CHAT, serving
 
@@ -107,5 +107,5 @@ async def test_any_bytes_are_unpacked_or_refused(body: bytes, encoding: str) -> 
 async def test_a_body_of_many_steps_is_unpacked_whole(
     monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes], body: bytes
 ) -> None:
-    monkeypatch.setattr(content_encoding, "STEP", 7)
+    monkeypatch.setattr(bodies, "STEP", 7)
     assert await unpack(pack(body), "gzip" if pack is gzip.compress else "deflate", LIMIT) == body

@@ -13,8 +13,8 @@ import pytest
 
 from dynamo import __version__
 from dynamo.api.answers.sse import EventStream
+from dynamo.frontend.fleet import apply_merge_patch
 from dynamo.frontend.fleet import stream as fleet_stream
-from dynamo.frontend.fleet.merge_patch import apply_merge_patch
 from dynamo.frontend.fleet.stream import FleetStream
 from dynamo.frontend.fleet.view import FleetView
 from dynamo.kv.hashing import sequence_hashes

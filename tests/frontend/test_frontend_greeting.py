@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.greeting import nothing_served_hint
+from dynamo.frontend.config import FrontendConfig, nothing_served_hint
 from dynamo.model import ModelError
 from dynamo.runtime import RuntimeConfig
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 from yarl import URL
 
+from dynamo.api.headers import context_id, metadata, request_id, traceparent
 from dynamo.frontend.admission.keys import ApiKeys, Unauthorized
-from dynamo.frontend.headers import context_id, metadata, request_id, traceparent
 from dynamo.protocols.errors import HttpError
 from support.serving import CHAT, MODEL, Holding, Served, serving
 

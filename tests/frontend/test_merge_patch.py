@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.frontend.fleet.merge_patch import apply_merge_patch, merge_patch
+from dynamo.frontend.fleet import apply_merge_patch, merge_patch
 
 LEAVES = st.integers() | st.booleans() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 KEYS = st.sampled_from("abcd")

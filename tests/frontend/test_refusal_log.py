@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from dynamo.frontend.measure.metrics import FrontendMetrics
-from dynamo.frontend.measure.refusals import RefusalLog
-from dynamo.frontend.measure.request_record import RunningRequests
+from dynamo.frontend.measure.running import RefusalLog, RunningRequests
 
 
 def test_one_refusal_a_second_is_logged_and_the_next_line_says_how_many_were_not() -> None:

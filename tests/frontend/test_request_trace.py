@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from dynamo.api.openai.trace_payload import PayloadCapture
 from dynamo.engines.echo import EchoFull
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.engines.mocker.tokens import MockVocabulary
 from dynamo.frontend.measure.request_trace import PayloadRow, RequestTrace, request_trace_from_env
-from dynamo.frontend.measure.trace_payload import PayloadCapture
 from dynamo.frontend.measure.trace_sinks import PAYLOAD, RollingFile
 from dynamo.simulate import SimulationConfig, read_request_trace, simulate
 from support.limits import full_disk, no_more_files

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.api.responses.conversation_objects import CreateConversationRequest
+from dynamo.api.responses.conversations import CreateConversationRequest
 from dynamo.protocols import body_shape, long_strings
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.body_shape import BodyLimits, check_shape

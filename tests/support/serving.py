@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import aiohttp
 import msgspec
 from msgspec import structs
 
+from dynamo.api.catalog import APIS
+from dynamo.api.route import Api
 from dynamo.engines.base import Engine, EngineInfo, Running
 from dynamo.engines.echo import EchoCore
 from dynamo.frontend.config import FrontendConfig
@@ -81,6 +83,7 @@ async def serving(
     spans: SpanSettings | None = None,
     card: dict[str, Any] | None = None,
     context: int = 2048,
+    apis: Sequence[Api] = APIS,
     **config: Any,
 ) -> AsyncIterator[Served]:
     engine = engine or EchoCore(0.0)
@@ -108,7 +111,7 @@ async def serving(
             tasks.append(asyncio.create_task(endpoint.serve(handler, request_type)))
             await registered(endpoint)
         hub = HubConfig(cache=folder)
-        server = Server(runtimes[0], settings, hub, tracing=tracing, request_trace=request_trace)
+        server = Server(runtimes[0], settings, hub, tracing=tracing, request_trace=request_trace, apis=apis)
         try:
             await server.start()
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:

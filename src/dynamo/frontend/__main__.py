@@ -14,8 +14,7 @@ from typing import Annotated, NoReturn
 
 import uvloop
 
-from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.greeting import nothing_served_hint
+from dynamo.frontend.config import FrontendConfig, nothing_served_hint
 from dynamo.frontend.measure.request_trace import request_trace_from_env
 from dynamo.frontend.measure.tracing import tracing_from_env
 from dynamo.frontend.processes import Parent, supervise

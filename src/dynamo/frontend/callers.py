@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
 from aiohttp import web
 
-from dynamo.api.access import Access
+from dynamo.api.host import Owner
+from dynamo.api.route import OWNER, TENANT, Access, AnyRoute
 from dynamo.frontend.admission.cors import Cors
-from dynamo.frontend.admission.keys import ANYBODY, OWNER, TENANT, ApiKeys
-from dynamo.frontend.admission.limits import Clock, KeyMeter
+from dynamo.frontend.admission.keys import ANYBODY, ApiKeys
+from dynamo.frontend.admission.limits import Clock, KeyMeter, RateLimitExceeded
 from dynamo.frontend.config import FrontendConfig
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import HttpError
@@ -48,6 +51,10 @@ class Callers:
         """Who the owner is for other queues, where the server has keys."""
         return self._tenants.get(owner)
 
+    def owners(self) -> dict[str, Owner]:
+        """All whose state is kept, by name."""
+        return {name: Owner(partial(_admit, self.meter(name)), self.tenant(name)) for name in self._keys.owners}
+
     def sees_addresses(self, request: web.Request) -> bool:
         """Whether the caller may know where workers are: with a key, or on this machine where there are none."""
         if self._keys.closed or self._keys.has_admins:
@@ -74,9 +81,19 @@ class Callers:
             )
 
 
-def tokens_reserved(body: Any, raw_body: bytes | bytearray) -> int:
+def _admit(meter: KeyMeter | None, size: int) -> float | Callable[[int], None]:
+    """Admit a line of a batch of `size` bytes."""
+    if meter is None:
+        return lambda used: None
+    try:
+        return meter.admit(size // BYTES_PER_TOKEN + 1).end
+    except RateLimitExceeded as error:
+        return error.retry_after
+
+
+def tokens_reserved(route: AnyRoute, body: Any, raw_body: bytes | bytearray) -> int:
     """An estimate of what a request will use: its body's length, and the longest answer it asks for."""
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+    for name in route.limits:
         longest = getattr(body, name, None)
         if isinstance(longest, int):
             return len(raw_body) // BYTES_PER_TOKEN + max(1, longest)

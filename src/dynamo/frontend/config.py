@@ -7,13 +7,14 @@ from typing import Any
 
 from msgspec import structs
 
-from dynamo.frontend.admission.keys import ApiKeys, KnownKey, digest
-from dynamo.frontend.admission.keys_file import KeyEntry, read_keys
+from dynamo.frontend.admission.keys import ApiKeys, KeyEntry, KnownKey, digest, read_keys
 from dynamo.frontend.admission.limits import KeyLimits
 from dynamo.frontend.connection import ConnectionLimits
 from dynamo.frontend.measure.metrics import clean_prefix
+from dynamo.model import ModelError
 from dynamo.router import RoutingConfig
-from dynamo.runtime.names import NamespaceFilter
+from dynamo.runtime import RuntimeConfig
+from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_ENDPOINT, SCHEME, NamespaceFilter
 from dynamo.serving.request_template import RequestTemplate
 from dynamo.settings import given, read
 from dynamo.settings.frontend import FrontendSettings
@@ -41,10 +42,6 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
     @property
     def connection_limits(self) -> ConnectionLimits:
         return ConnectionLimits(idle=self.idle_timeout, header=self.header_timeout, stall=self.stall_timeout)
-
-    @property
-    def ignores_unknown_fields(self) -> bool:
-        return self.ignore_unknown_fields and not self.refuse_unknown_fields
 
     @property
     def default_key_limits(self) -> KeyLimits:
@@ -91,3 +88,17 @@ def _known(entry: KeyEntry, default: KeyLimits) -> KnownKey:
     given = {name: value for name in KeyLimits.__struct_fields__ if (value := getattr(entry, name)) is not None}
     limits = KeyLimits() if entry.admin and not given else structs.replace(default, **given)
     return KnownKey(digest=digest(entry.key), admin=entry.admin, weight=entry.weight, limits=limits)
+
+
+def nothing_served_hint(config: FrontendConfig, network: RuntimeConfig, failures: Mapping[str, ModelError]) -> str:
+    """Why the models of the workers that joined cannot be served, or how to start a worker that this frontend finds."""
+    if failures:
+        return "\n".join(f"a worker of '{name}' has joined, but: {why}" for name, why in failures.items())
+    if network.discovery.backend == "memory":
+        return "no worker can join: discovery in memory ends at this process; use --discovery-backend file or etcd"
+    words = ["dynamo-run", f"in={SCHEME}{config.serves_namespace.own}.{DEFAULT_COMPONENT}.{DEFAULT_ENDPOINT}"]
+    if network.discovery.backend != "file":
+        words.append(f"--discovery-backend {network.discovery.backend}")
+    if network.plane != "tcp":
+        words.append(f"--request-plane {network.plane}")
+    return f"no worker has joined yet; to start one: {' '.join(words)} tiny"

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 
-from dynamo.api.answers.errors import error_response
-from dynamo.api.call import HttpCall
-from dynamo.api.route import HttpRoute
-from dynamo.frontend import headers
+from dynamo.api import headers
+from dynamo.api.answers.errors import Dialect, error_response
+from dynamo.api.route import OWNER, AnyRoute, HttpCall
 from dynamo.frontend.admission.cors import Cors
-from dynamo.frontend.admission.keys import OWNER
 from dynamo.frontend.admission.limits import KeyMeter, MeteredRequest
-from dynamo.frontend.bodies.arriving import ArrivingBodies
-from dynamo.frontend.bodies.reader import BodyReader, no_body
+from dynamo.frontend.bodies import ArrivingBodies, BodyReader, no_body
 from dynamo.frontend.callers import tokens_reserved
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
@@ -30,6 +26,8 @@ log = logging.getLogger(__name__)
 
 BUSY = (Unavailable, ResourceExhausted)
 """Expected under load or before workers join: the one line that every request gets in the log is enough."""
+DIALECT = web.RequestKey("dialect", Dialect)
+"""Where a request keeps that of its route."""
 METER = web.RequestKey("meter", KeyMeter)
 """Where a request keeps the limits of its key, if there are any."""
 UNREAD = frozenset((408, 413))
@@ -46,14 +44,17 @@ class Gate:
         self._callers = frontend.callers
         self._cors = Cors(config.cors_allow_origins) if config.cors_allow_origins else None
         self._tracing = tracing
+        self._dialects: dict[str, Dialect] = {}
+        """Those whose clients are known by a header, by its name."""
         self._arriving = ArrivingBodies(config.arriving_bodies_mb << 20)
 
-    def guard(self, route: HttpRoute[Any]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def guard(self, route: AnyRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Wrap the route's handler: its failures become answers with the request's id, which is also in the log."""
+        if route.dialect.client:
+            self._dialects[route.dialect.client] = route.dialect
         read = no_body
         if route.body:
-            only_json = not route.any_content_type
-            read = BodyReader(route.body, self._config, self._arriving, only_json=only_json).read
+            read = BodyReader(route, self._config, self._arriving).read
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             record = self._arrived(request, route)
@@ -66,9 +67,9 @@ class Gate:
                     body, raw_body = await read(request)
                     if route.endpoint:
                         # Only now: clients that send only a part of their body must not use up the limit.
-                        self._refuse_too_many()
+                        self._requests.check(self._config.max_concurrent_requests)
                         if self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
-                            metered = meter.admit(tokens_reserved(body, raw_body))
+                            metered = meter.admit(tokens_reserved(route, body, raw_body))
                         self._requests.run(record)
                     response = await route.handler(self._frontend, HttpCall(request, record, body, raw_body))
                 status = response.status
@@ -105,8 +106,9 @@ class Gate:
         record = request.get(RECORD)
         if "x-request-id" not in response.headers:
             response.headers["x-request-id"] = record.request_id if record else headers.request_id(request.headers)
-        if "anthropic-version" in request.headers or request.path.startswith("/v1/messages"):
-            response.headers["request-id"] = response.headers["x-request-id"]
+        for dialect in self._dialects.values():
+            if dialect.request_id and (request.get(DIALECT) is dialect or dialect.is_of(request)):
+                response.headers[dialect.request_id] = response.headers["x-request-id"]
         if warnings := request.get(headers.WARNINGS):
             response.headers[headers.WARNING] = "; ".join(warnings)
         # The library would send its own version and Python's.
@@ -119,46 +121,42 @@ class Gate:
             response.headers["Connection"] = "close"
             response.force_close()
 
-    def _arrived(self, request: web.Request, route: HttpRoute[Any]) -> RequestRecord:
+    def _arrived(self, request: web.Request, route: AnyRoute) -> RequestRecord:
         record = self._requests.begin(
             request.method,
             request.rel_url.raw_path,
             headers.request_id(request.headers),
             route.endpoint,
             is_probe=route.is_probe,
+            embeds=route.embeds,
         )
         record.traceparent = headers.traceparent(request.headers)
         if self._tracing:
             self._tracing.begin(record)
-        request[RECORD] = record
+        request[RECORD], request[DIALECT] = record, route.dialect
         self.open_requests += 1
         if isinstance(request.protocol, Connection):
             request.protocol.request_begun()
         return record
 
-    def _admit(self, request: web.Request, route: HttpRoute[Any]) -> None:
+    def _admit(self, request: web.Request, route: AnyRoute) -> None:
         self._callers.admit(request, route.access)
         if route.is_probe:
             return
         if self._frontend.draining:
             raise Unavailable("The service is shutting down.")
         if route.endpoint:
-            self._refuse_too_many()
+            self._requests.check(self._config.max_concurrent_requests)
             if self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
                 # Its headers are in every answer; a request that is over a limit is refused before its body is read.
                 request[METER] = meter
                 meter.check()
 
-    def _refuse_too_many(self) -> None:
-        limit = self._config.max_concurrent_requests
-        if limit and len(self._requests) >= limit:
-            raise ResourceExhausted(f"{limit} requests run already, which is the limit. Please retry shortly.")
-
     def _client_left(self, request: web.Request, record: RequestRecord) -> None:
         if request.transport is None and record.endpoint:
             self._requests.metrics.disconnected.at().value += 1
 
-    def _failed(self, route: HttpRoute[Any], record: RequestRecord, error: Exception) -> web.Response:
+    def _failed(self, route: AnyRoute, record: RequestRecord, error: Exception) -> web.Response:
         match error:
             case DynamoException():
                 known: DynamoException = error
@@ -175,7 +173,7 @@ class Gate:
                 known = Unknown(f"internal error: {type(error).__name__}")
         record.failed(known)
         status = self._config.overload_status_code if isinstance(known, ResourceExhausted) else None
-        return error_response(known, record.request_id, route.error, status)
+        return error_response(known, record.request_id, route.dialect, status)
 
     def _answered(self, request: web.Request) -> None:
         if isinstance(request.protocol, Connection):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 from multidict import CIMultiDict
 
-from dynamo.frontend import headers
+from dynamo.api import headers
+from dynamo.api.route import Access
 from dynamo.frontend.admission.keys import ANYBODY
 from dynamo.frontend.admission.limits import MeteredRequest
 from dynamo.frontend.callers import BYTES_PER_TOKEN
@@ -16,13 +17,13 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.frontend.state import Frontend
 from dynamo.process.open_files import grpc_connections
-from dynamo.protocols.errors import DynamoException, ResourceExhausted, StartError, Unavailable
+from dynamo.protocols.errors import DynamoException, StartError, Unavailable
 from dynamo.serving.observer import RequestObserver
 
 if TYPE_CHECKING:
     from dynamo.api.kserve.server import Inference, KserveServer
+    from dynamo.api.kserve.service import RpcRoute
 
-_PROBES = ("ServerLive", "ServerReady", "ModelReady")
 _OK = 200
 
 
@@ -33,22 +34,21 @@ class GrpcAdmission:
         self._keys = config.keys()
         self._metered: dict[RequestRecord, MeteredRequest] = {}
 
-    def begin(self, method: str, metadata: Mapping[str, str], inference: Inference | None) -> RequestRecord | None:
-        owner = ANYBODY if method in _PROBES else self._keys.check(CIMultiDict(metadata))
+    def begin(self, route: RpcRoute, metadata: Mapping[str, str], inference: Inference | None) -> RequestRecord | None:
+        owner = ANYBODY if route.access is Access.PROBE else self._keys.check(CIMultiDict(metadata))
         if inference is None:
             return None
         if self._frontend.draining:
             raise Unavailable("The service is shutting down.")
-        limit, requests = self._config.max_concurrent_requests, self._frontend.requests
-        if limit and len(requests) >= limit:
-            raise ResourceExhausted(f"{limit} requests run already, which is the limit. Please retry shortly.")
+        requests = self._frontend.requests
+        requests.check(self._config.max_concurrent_requests)
         meter = self._frontend.callers.meter(owner)
         metered = meter.admit(inference.size // BYTES_PER_TOKEN + inference.max_tokens) if meter else None
         inference.context.tenant = self._frontend.callers.tenant(owner)
         # Replaced if it is not safe to write to a log.
         logged_id = headers.request_id(CIMultiDict({"x-request-id": inference.id}))
-        record = requests.begin("gRPC", f"/{method}", logged_id, "completions")
-        record.stream = method == "ModelStreamInfer"
+        record = requests.begin("gRPC", f"/{route.method}", logged_id, route.endpoint)
+        record.stream = route.streams
         requests.run(record)
         if metered:
             self._metered[record] = metered

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dynamo import __version__
-from dynamo.api.route import HttpRoute
+from dynamo.api.route import AnyRoute
 
 TITLE = "Dynamo"
 _REASONS = {
@@ -27,11 +27,11 @@ _REASONS = {
 }
 
 
-def document(routes: Sequence[HttpRoute[Any]]) -> dict[str, Any]:
+def document(routes: Sequence[AnyRoute]) -> dict[str, Any]:
     """An OpenAPI 3.1 document of the routes that have a summary."""
     routes = [route for route in routes if route.summary is not None]
     kinds = dict.fromkeys(
-        kind for route in routes for kind in (route.body, route.answer, route.error) if kind is not None
+        kind for route in routes for kind in (route.body, route.answer, route.dialect.error) if kind is not None
     )
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(kinds, schemas, strict=True))
@@ -47,13 +47,13 @@ def document(routes: Sequence[HttpRoute[Any]]) -> dict[str, Any]:
     }
 
 
-def _operation(route: HttpRoute[Any], path: str, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _operation(route: AnyRoute, path: str, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     content = {"application/json": {"schema": schema_of.get(route.answer, {"type": "object"})}}
     if route.streams:
         content[route.stream_type] = {}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status in route.statuses:
-        error = {"application/json": {"schema": schema_of[route.error]}}
+        error = {"application/json": {"schema": schema_of[route.dialect.error]}}
         responses[str(status)] = {"description": _REASONS.get(status, "An error."), "content": error}
     operation: dict[str, Any] = {"summary": route.summary, "responses": responses}
     if names := re.findall(r"{(\w+)}", path):

@@ -8,11 +8,15 @@ import errno
 import gc
 import logging
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from dynamo.api.catalog import APIS, line_endpoints
+from dynamo.api.host import KeptState, open_state
+from dynamo.api.route import Api
 from dynamo.frontend.app import application
 from dynamo.frontend.callers import Callers
 from dynamo.frontend.config import FrontendConfig
@@ -20,11 +24,10 @@ from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
 from dynamo.frontend.grpc import kserve_server
 from dynamo.frontend.inspect_tables import add_tables
-from dynamo.frontend.kept_state import KeptState, open_state
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.metrics import FrontendMetrics
-from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.frontend.measure.request_trace import RequestTrace
+from dynamo.frontend.measure.running import RunningRequests
 from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.state import Frontend
@@ -61,7 +64,9 @@ class Server:
         siblings: Siblings | None = None,
         tracing: Tracing | None = None,
         request_trace: RequestTrace | None = None,
+        apis: Sequence[Api] = APIS,
     ) -> None:
+        self._apis = apis
         self._runtime = runtime
         self._config = config
         metrics = FrontendMetrics(config.metrics_prefix)
@@ -106,14 +111,15 @@ class Server:
             self.grpc = kserve_server(self._frontend, self._config)
         self._frontend.state = self._state = await open_state(
             self._config,
-            self._siblings,
+            self._frontend.callers.owners(),
             self.models,
+            line_endpoints(self._apis),
             lambda: self._runtime.is_shutting_down,
-            self._frontend.callers,
+            self._siblings.folder if self._siblings else None,
         )
         self._certificate = self._tls()
         tls = self._certificate.context if self._certificate else None
-        app = application(self._gate, self._config)
+        app = application(self._gate, self._config, self._apis)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         if self._siblings is None:

@@ -1,18 +1,17 @@
-"""What all handlers share."""
+"""What all handlers share; those of APIs know the part that is a `Host`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dynamo.api.host import Host, KeptState
 from dynamo.frontend.callers import Callers
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
 from dynamo.frontend.fleet.stream import FleetStream, viewing_metric
 from dynamo.frontend.fleet.view import FleetView
-from dynamo.frontend.kept_state import KeptState
-from dynamo.frontend.measure.adapter_metrics import adapter_gauges
 from dynamo.frontend.measure.loop_delay import LoopDelay
-from dynamo.frontend.measure.request_record import RunningRequests
+from dynamo.frontend.measure.metrics import adapter_gauges
 from dynamo.frontend.measure.router_metrics import (
     overhead_metrics,
     queue_metrics,
@@ -20,6 +19,7 @@ from dynamo.frontend.measure.router_metrics import (
     routers_of,
     split_metrics,
 )
+from dynamo.frontend.measure.running import RunningRequests
 from dynamo.frontend.measure.worker_metrics import ready_gauge, worker_gauges
 from dynamo.frontend.siblings import Siblings
 from dynamo.router.families import router_families
@@ -29,7 +29,7 @@ from dynamo.runtime.metrics.instruments import MetricFamily
 from dynamo.serving.models import Models
 
 
-class Frontend:
+class Frontend(Host):
     state: KeptState
     """Opened when the server starts."""
 
@@ -47,6 +47,7 @@ class Frontend:
         self.inspection = inspection
         self.models = models
         self.requests = requests
+        self.payloads = requests.payloads
         self.started = False
         """All that requests need is there."""
         self.draining = False

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from dynamo.api.anthropic.request import MessagesRequest
-from dynamo.api.responses.request import ResponsesRequest
-from dynamo.protocols.chat import ChatRequest
-from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.fields import MaxTokens, Temperature
 
 
@@ -20,24 +17,19 @@ class RequestTemplate(Struct, frozen=True, forbid_unknown_fields=True):
     max_completion_tokens: MaxTokens | None = None
 
 
-_LIMITS: dict[type, tuple[str, ...]] = {
-    ChatRequest: ("max_completion_tokens", "max_tokens"),
-    CompletionRequest: ("max_tokens",),
-    ResponsesRequest: ("max_output_tokens",),
-    MessagesRequest: ("max_tokens",),
-}
-"""The field of each request that limits its answer. Other requests generate nothing: only `model` is filled in."""
-
-
 def fill_body(
-    template: RequestTemplate, body: bytes | bytearray, kind: type, shortened: bytes | bytearray | None = None
+    template: RequestTemplate,
+    body: bytes | bytearray,
+    limits: Sequence[str],
+    shortened: bytes | bytearray | None = None,
 ) -> bytes | bytearray:
     """The body with the missing fields filled in. One that is not a JSON object is left for the decoder to refuse.
 
-    A bytearray is filled in place where that is possible. `shortened` is the body with shorter strings, if it is long.
+    `limits` are the fields that limit the answer, the first is filled in; without any, only `model` is. A bytearray is
+    filled in place where that is possible. `shortened` is the body with shorter strings, if it is long.
     """
     fields = _object(body if shortened is None else shortened)
-    if fields is None or not (missing := _missing(template, fields, kind)):
+    if fields is None or not (missing := _missing(template, fields, limits)):
         return body
     if not missing.keys().isdisjoint(fields):
         # There, but empty: a field that is written twice would be refused for what stands first.
@@ -55,15 +47,14 @@ def _object(body: bytes | bytearray) -> dict[str, Any] | None:
     return fields if isinstance(fields, dict) else None
 
 
-def _missing(template: RequestTemplate, fields: dict[str, Any], kind: type) -> dict[str, Any]:
+def _missing(template: RequestTemplate, fields: dict[str, Any], limits: Sequence[str]) -> dict[str, Any]:
     missing: dict[str, Any] = {}
     if template.model is not None and not fields.get("model"):
         missing["model"] = template.model
-    names = _LIMITS.get(kind)
-    if names is None:
+    if not limits:
         return missing
     if template.temperature is not None and fields.get("temperature") is None:
         missing["temperature"] = template.temperature
-    if template.max_completion_tokens is not None and not any(fields.get(name) for name in names):
-        missing[names[0]] = template.max_completion_tokens
+    if template.max_completion_tokens is not None and not any(fields.get(name) for name in limits):
+        missing[limits[0]] = template.max_completion_tokens
     return missing

@@ -10,6 +10,7 @@ from dynamo.model import LoadedModel
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard
+from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.instance import Instance
 from dynamo.router import Router
 from dynamo.router.suspects import Suspects
@@ -43,6 +44,13 @@ class ServedModel:
         """None for workers that take text and tokenize it themselves."""
         self.splitter = splitter if loaded else None
         """Lets prefill workers compute prompts for decode workers."""
+
+    def tokenizing(self) -> Preprocessor:
+        """Raises InvalidRequest for a model whose workers tokenize."""
+        if self.preprocessor is None:
+            why = f"The model '{self.name}' reads text: its tokens are known to its worker only."
+            raise InvalidRequest(why, "model", "no_tokenizer")
+        return self.preprocessor
 
     def instances(self) -> list[Instance]:
         """Of all its workers, also those that only compute prompts."""

@@ -160,3 +160,7 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--metrics-prefix", "DYN_METRICS_PREFIX", "prefix of the metrics' names", "PREFIX",
         METRICS)] = "dynamo_frontend"
     # fmt: on
+
+    @property
+    def ignores_unknown_fields(self) -> bool:
+        return self.ignore_unknown_fields and not self.refuse_unknown_fields

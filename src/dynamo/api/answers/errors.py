@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
+from msgspec import Struct
 
-from dynamo.api.anthropic.answers import AnthropicError
-from dynamo.api.ollama.messages import OllamaError
 from dynamo.protocols.answers import ErrorAnswer, ErrorDetail
 from dynamo.protocols.errors import (
     DynamoException,
@@ -31,7 +31,6 @@ _TYPES = {
     503: "service_unavailable_error",
     529: "overloaded_error",
 }
-ErrorShape = type[ErrorAnswer] | type[AnthropicError] | type[OllamaError]
 RETRY_AFTER = frozenset((429, 503, 529))
 
 
@@ -56,11 +55,28 @@ def _code(error: DynamoException) -> str | None:
     return getattr(error, "code", None) if isinstance(error, InvalidArgument) else error.kind
 
 
+class Dialect(Struct, frozen=True):
+    """How an API says what all of them have to say."""
+
+    error: type[Struct]
+    """The struct of its errors."""
+    error_of: Callable[[DynamoException, str, int], Struct]
+    """Makes one, given the request's id and the status of the answer."""
+    request_id: str | None = None
+    """The header in which its clients look for the request's id, beside `x-request-id`."""
+    client: str = ""
+    """A header that its clients send: by it they are known on other routes too."""
+
+    def is_of(self, request: web.Request) -> bool:
+        """Whether a client of the API sent this."""
+        return self.client in request.headers
+
+
+OPENAI = Dialect(ErrorAnswer, error_answer)
+
+
 def error_response(
-    error: DynamoException,
-    request_id: str,
-    shape: ErrorShape = ErrorAnswer,
-    status: int | None = None,
+    error: DynamoException, request_id: str, dialect: Dialect = OPENAI, status: int | None = None
 ) -> web.Response:
     """`status` replaces the error's own."""
     status = status or error.status
@@ -72,10 +88,5 @@ def error_response(
             headers["retry-after-ms"] = str(math.ceil(seconds * 1000))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    answer: ErrorAnswer | AnthropicError | OllamaError
-    if shape is AnthropicError:
-        answer = AnthropicError.of(error, request_id)
-    else:
-        answer = OllamaError.of(error) if shape is OllamaError else error_answer(error, request_id, status)
-    body = msgspec.json.encode(answer)
+    body = msgspec.json.encode(dialect.error_of(error, request_id, status))
     return web.Response(body=body, status=status or 500, content_type="application/json", headers=headers)

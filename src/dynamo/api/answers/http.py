@@ -1,16 +1,17 @@
-"""How an answer is sent: as one JSON object, or as a stream that opens with its first event."""
+"""How an answer is sent: as one JSON object, as a page of a list, or as a stream that opens with its first event."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 
 from dynamo.api.answers.sse import EventStream
-from dynamo.api.call import HttpCall
-from dynamo.protocols.errors import DynamoException
+from dynamo.api.route import HttpCall
+from dynamo.protocols.answers import Page
+from dynamo.protocols.errors import DynamoException, InvalidRequest
 from dynamo.serving.request import ServedRequest
 
 KEEP_ALIVE_SECONDS = web.AppKey("keep_alive_seconds", float)
@@ -26,6 +27,34 @@ class StreamedAnswer(Protocol):
 
 def json_response(answer: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
+
+
+def page(request: web.Request, ids: Sequence[str], values: Sequence[Any], *, limit: int = 20, most: int = 100) -> Page:
+    """The page of a list that the request's query asks for, as OpenAI's; `ids` and `values` come oldest first."""
+    query = request.query
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest.bad_value("order", f"{order[:64]!r} is not one of 'asc', 'desc'")
+    if "limit" in query:
+        text = query["limit"]
+        if not (text.isascii() and text.isdecimal() and len(text) < 9 and 1 <= int(text) <= most):
+            raise InvalidRequest.bad_value("limit", f"must be a whole number from 1 to {most}")
+        limit = int(text)
+    listed = list(zip(ids, values, strict=True))
+    if order == "desc":
+        listed.reverse()
+    if after := query.get("after"):
+        start = next((index for index, (id, _) in enumerate(listed, start=1) if id == after), None)
+        if start is None:
+            raise InvalidRequest.bad_value("after", f"there is no {after[:128]!r} in this list")
+        listed = listed[start:]
+    shown = listed[:limit]
+    return Page(
+        data=[value for _, value in shown],
+        first_id=shown[0][0] if shown else None,
+        last_id=shown[-1][0] if shown else None,
+        has_more=len(listed) > limit,
+    )
 
 
 async def stream_response(

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from dynamo.api.answers.errors import Dialect
 from dynamo.protocols.answers import ChatCompletion, CompletionUsage
 from dynamo.protocols.errors import ContextLengthExceeded, DynamoException, InvalidRequest
 
@@ -174,3 +175,11 @@ def _parsed_arguments(arguments: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return parsed if isinstance(parsed, dict) else {}
+
+
+ANTHROPIC = Dialect(
+    AnthropicError,
+    lambda error, request_id, status: AnthropicError.of(error, request_id),
+    request_id="request-id",
+    client="anthropic-version",
+)

@@ -5,25 +5,24 @@ from __future__ import annotations
 from aiohttp import web
 
 from dynamo.api.answers.http import json_response, stream_response
-from dynamo.api.anthropic.answers import TokenCount, message_of
+from dynamo.api.anthropic.answers import ANTHROPIC, AnthropicMessage, TokenCount, message_of
 from dynamo.api.anthropic.request import CountTokensRequest, MessagesRequest
 from dynamo.api.anthropic.stream import AnthropicStream, MessagesWriter, stop_sequence
 from dynamo.api.anthropic.to_chat import anthropic_to_chat, hides_thinking, hosted_tools
-from dynamo.api.call import HttpCall
-from dynamo.frontend.state import Frontend
+from dynamo.api.host import Host
+from dynamo.api.route import Api, HttpCall, inference
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.card import ModelType
-from dynamo.protocols.errors import InvalidRequest
 from dynamo.serving.conversation import Conversation
 from dynamo.serving.request import require_type
 
 
-async def messages(frontend: Frontend, call: HttpCall[MessagesRequest]) -> web.StreamResponse:
+async def messages(host: Host, call: HttpCall[MessagesRequest]) -> web.StreamResponse:
     body = call.body
     chat = anthropic_to_chat(body)
     call.warn("tools that run at Anthropic", hosted_tools(body))
     validate_chat(chat)
-    conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), call.record)
+    conversation = Conversation(host.models.get(chat.model), chat, call.context(chat), call.record)
     try:
         await conversation.prepare()
         id = f"msg_{conversation.context.id().replace('-', '')}"
@@ -39,14 +38,27 @@ async def messages(frontend: Frontend, call: HttpCall[MessagesRequest]) -> web.S
         await conversation.close()
 
 
-async def count_tokens(frontend: Frontend, call: HttpCall[CountTokensRequest]) -> web.StreamResponse:
+async def count_tokens(host: Host, call: HttpCall[CountTokensRequest]) -> web.StreamResponse:
     """The exact count: the prompt is rendered and tokenized as for an answer."""
     chat = anthropic_to_chat(call.body)
     validate_chat(chat)
-    model = frontend.models.get(chat.model)
+    model = host.models.get(chat.model)
     require_type(model, ModelType.Chat)
-    if model.preprocessor is None:
-        raise InvalidRequest(
-            f"The model '{model.name}' reads text: its tokens are known to its worker only.", "model", "no_tokenizer"
-        )
-    return json_response(TokenCount(input_tokens=await model.preprocessor.count_tokens(chat)))
+    return json_response(TokenCount(input_tokens=await model.tokenizing().count_tokens(chat)))
+
+
+ANTHROPIC_API = Api(
+    (
+        inference(
+            "/v1/messages", messages, MessagesRequest, AnthropicMessage,
+            "Continue a conversation, as Anthropic's Messages",
+            endpoint="anthropic_messages", limits=("max_tokens",), streams=True, dialect=ANTHROPIC,
+        ),
+        inference(
+            "/v1/messages/count_tokens", count_tokens, CountTokensRequest, TokenCount,
+            "Count the tokens of a prompt", dialect=ANTHROPIC,
+        ),
+    ),
+    prefix="/v1/messages",
+    dialect=ANTHROPIC,
+)  # fmt: skip

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from dynamo.api.kserve import messages
 from dynamo.api.kserve.messages import SERVICE, Message
-from dynamo.api.kserve.service import GrpcCall, Service, error_response
+from dynamo.api.kserve.service import DESCRIPTIONS, INFER, STREAM_INFER, GrpcCall, RpcRoute, Service, error_response
 from dynamo.protocols.errors import DynamoException, StartError, from_exception
 from dynamo.runtime import Context
 from dynamo.serving.models import Models
@@ -52,7 +52,9 @@ class Inference(Struct, frozen=True):
 class Admission(Protocol):
     """Decides which calls are served, and measures them."""
 
-    def begin(self, method: str, metadata: Mapping[str, str], inference: Inference | None) -> RequestObserver | None:
+    def begin(
+        self, route: RpcRoute, metadata: Mapping[str, str], inference: Inference | None
+    ) -> RequestObserver | None:
         """Raises DynamoException for a call that is refused. `inference` is None for calls that run no model."""
 
     def end(self, observer: RequestObserver | None, error: DynamoException | None) -> None:
@@ -62,7 +64,7 @@ class Admission(Protocol):
 class Open:
     """Admits all calls and measures none."""
 
-    def begin(self, method: str, metadata: Mapping[str, str], inference: Inference | None) -> None:
+    def begin(self, route: RpcRoute, metadata: Mapping[str, str], inference: Inference | None) -> None:
         return None
 
     def end(self, observer: RequestObserver | None, error: DynamoException | None) -> None:
@@ -131,18 +133,11 @@ class KserveServer:
             raise StartError(f"cannot read the certificate: {error}") from error
 
     def _handlers(self) -> dict[str, Any]:
-        service = self._service
-        described = {
-            "ServerLive": service.server_live,
-            "ServerReady": service.server_ready,
-            "ServerMetadata": service.server_metadata,
-            "ModelReady": service.model_ready,
-            "ModelMetadata": service.model_metadata,
-            "ModelConfig": service.model_config,
+        handlers = {
+            route.method: _unary(route, self._describing(route, answer)) for route, answer in DESCRIPTIONS.items()
         }
-        handlers = {name: _unary(name, self._describing(name, answer)) for name, answer in described.items()}
-        handlers["ModelInfer"] = _unary("ModelInfer", self._infer)
-        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+        handlers[INFER.method] = _unary(INFER, self._infer)
+        handlers[STREAM_INFER.method] = grpc.stream_stream_rpc_method_handler(
             self._stream,
             request_deserializer=messages.ModelInferRequest.FromString,
             response_serializer=messages.ModelStreamInferResponse.SerializeToString,
@@ -150,14 +145,14 @@ class KserveServer:
         return handlers
 
     def _describing(
-        self, name: str, answer: Callable[[Message], Message]
+        self, route: RpcRoute, answer: Callable[[Service, Message], Message]
     ) -> Callable[[Message, Any], Awaitable[Message]]:
         async def describe(request: Message, context: Any) -> Message:
             try:
-                self._admission.begin(name, _metadata(context), None)
-                return answer(request)
+                self._admission.begin(route, _metadata(context), None)
+                return answer(self._service, request)
             except Exception as failure:
-                await _abort(context, _known(failure, name))
+                await _abort(context, _known(failure, route))
 
         return describe
 
@@ -165,7 +160,7 @@ class KserveServer:
         call: GrpcCall | None = None
         error: DynamoException | None = None
         try:
-            call = self._admitted("ModelInfer", request, context)
+            call = self._admitted(INFER, request, context)
             response = await self._service.infer(request, call)
             _warn(context, call.ignored)
             return response
@@ -173,7 +168,7 @@ class KserveServer:
             error = from_exception(left)
             raise
         except Exception as failure:
-            error = _known(failure, "ModelInfer")
+            error = _known(failure, INFER)
             await _abort(context, error)
         finally:
             if call:
@@ -185,7 +180,7 @@ class KserveServer:
             call: GrpcCall | None = None
             error: DynamoException | None = None
             try:
-                call = self._admitted("ModelStreamInfer", request, context)
+                call = self._admitted(STREAM_INFER, request, context)
                 async for response in self._service.stream(request, call):
                     yield messages.ModelStreamInferResponse(infer_response=response)
                 _warn(context, call.ignored)
@@ -193,25 +188,25 @@ class KserveServer:
                 error = from_exception(asyncio.CancelledError("the client left"))
                 raise
             except Exception as failure:
-                error = _known(failure, "ModelStreamInfer")
+                error = _known(failure, STREAM_INFER)
                 yield error_response(error)
             finally:
                 if call:
                     self._admission.end(call.observer, error)
 
-    def _admitted(self, method: str, request: Message, context: Any) -> GrpcCall:
+    def _admitted(self, route: RpcRoute, request: Message, context: Any) -> GrpcCall:
         # A client's id need not be unique, as that by which workers know a request must be.
         inner = Context()
         longest = request.parameters["max_tokens"].int64_param if "max_tokens" in request.parameters else 1
         inference = Inference(request.id or inner.id(), inner, request.ByteSize(), max(1, longest))
-        return GrpcCall(inner, self._admission.begin(method, _metadata(context), inference), [])
+        return GrpcCall(inner, self._admission.begin(route, _metadata(context), inference), [])
 
 
-def _unary(name: str, handler: Callable[[Message, Any], Awaitable[Message]]) -> Any:
+def _unary(route: RpcRoute, handler: Callable[[Message, Any], Awaitable[Message]]) -> Any:
     return grpc.unary_unary_rpc_method_handler(
         handler,
-        request_deserializer=getattr(messages, f"{name}Request").FromString,
-        response_serializer=getattr(messages, f"{name}Response").SerializeToString,
+        request_deserializer=getattr(messages, f"{route.method}Request").FromString,
+        response_serializer=getattr(messages, f"{route.method}Response").SerializeToString,
     )
 
 
@@ -219,9 +214,9 @@ def _metadata(context: Any) -> dict[str, str]:
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
-def _known(failure: Exception, method: str) -> DynamoException:
+def _known(failure: Exception, route: RpcRoute) -> DynamoException:
     if not isinstance(failure, DynamoException):
-        log.error("%s failed", method, exc_info=failure)
+        log.error("%s failed", route.method, exc_info=failure)
     return from_exception(failure)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,11 @@ from msgspec import Struct
 from dynamo import __version__
 from dynamo.api.kserve import messages
 from dynamo.api.kserve.descriptions import model_config, model_metadata
-from dynamo.api.kserve.messages import Message
-from dynamo.api.kserve.parameters import FINAL
+from dynamo.api.kserve.messages import FINAL, Message
 from dynamo.api.kserve.streams import ItemStream, TextStream
 from dynamo.api.kserve.tensor_models import TensorInference, tensor_request, tensor_response
 from dynamo.api.kserve.text_models import completion_request, infer_response
+from dynamo.api.route import Access
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import DynamoException, InvalidRequest, ProtocolError
 from dynamo.runtime import Context
@@ -138,6 +138,29 @@ class Service:
             yield response
         if not count:
             raise ProtocolError("the model ended without a response")
+
+
+class RpcRoute(Struct, frozen=True):
+    """One call of the protocol, as an `HttpRoute` is one of HTTP."""
+
+    method: str
+    access: Access = Access.KEY
+    endpoint: str | None = None
+    """The call runs a model: its requests are counted under this label, traced and limited."""
+    streams: bool = False
+
+
+DESCRIPTIONS: dict[RpcRoute, Callable[[Service, Message], Message]] = {
+    RpcRoute("ServerLive", Access.PROBE): Service.server_live,
+    RpcRoute("ServerReady", Access.PROBE): Service.server_ready,
+    RpcRoute("ServerMetadata"): Service.server_metadata,
+    RpcRoute("ModelReady", Access.PROBE): Service.model_ready,
+    RpcRoute("ModelMetadata"): Service.model_metadata,
+    RpcRoute("ModelConfig"): Service.model_config,
+}
+"""The calls that run no model, and their answers."""
+INFER = RpcRoute("ModelInfer", endpoint="completions")
+STREAM_INFER = RpcRoute("ModelStreamInfer", endpoint="completions", streams=True)
 
 
 def _chunk(request: Message, item: Any) -> Message | None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec import ValidationError, convert, to_builtins
 
-from dynamo.api.kserve import messages, parameters
+from dynamo.api.kserve import messages
 from dynamo.api.kserve.datatypes import BY_NAME, add_output, datatype_of, element_count, input_values
-from dynamo.api.kserve.messages import Message
+from dynamo.api.kserve.messages import Message, fill_parameters, tagged_parameters
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import ProtocolError
 from dynamo.protocols.tensors import Tensor, TensorData, TensorMetadata, TensorRequest, TensorResponse
@@ -31,14 +31,14 @@ def tensor_request(request: Message) -> TensorRequest:
         id=request.id or None,
         model=request.model_name,
         tensors=[_tensor(request, index) for index in range(len(request.inputs))],
-        parameters=parameters.tagged(request.parameters),
+        parameters=tagged_parameters(request.parameters),
     )
 
 
 def _tensor(request: Message, index: int) -> Tensor:
     tensor = request.inputs[index]
     kind = datatype_of(tensor).name
-    given = parameters.tagged(tensor.parameters)
+    given = tagged_parameters(tensor.parameters)
     metadata = TensorMetadata(name=tensor.name, data_type=kind, shape=list(tensor.shape), parameters=given)
     return Tensor(metadata=metadata, data=TensorData(data_type=kind, values=input_values(request, index)))
 
@@ -50,7 +50,7 @@ def tensor_response(request: Message, item: Any) -> Message:
         response = messages.ModelInferResponse(
             model_name=answer.model or request.model_name, model_version="1", id=request.id
         )
-        parameters.fill(response.parameters, answer.parameters)
+        fill_parameters(response.parameters, answer.parameters)
         for tensor in answer.tensors:
             _add(response, tensor, request)
     except (ValidationError, ValueError, TypeError, OverflowError) as error:
@@ -67,7 +67,7 @@ def _add(response: Message, tensor: Tensor, request: Message) -> None:
     if len(values) != element_count(metadata.shape, metadata.name):
         raise ValueError(f"tensor {metadata.name!r} has {len(values)} values for shape {metadata.shape}")
     output = add_output(response, metadata.name, kind, metadata.shape, values, request)
-    parameters.fill(output.parameters, metadata.parameters)
+    fill_parameters(output.parameters, metadata.parameters)
 
 
 def _text(value: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from dynamo.api.kserve import messages, parameters
+from dynamo.api.kserve import messages
 from dynamo.api.kserve.datatypes import BY_DATATYPE, add_output, element_count, input_values
-from dynamo.api.kserve.messages import Message
+from dynamo.api.kserve.messages import Message, plain_parameters
 from dynamo.pipeline.validate import validate_completion
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.completions import CompletionRequest
@@ -29,7 +29,7 @@ def completion_request(request: Message, ignored: list[str]) -> CompletionReques
         inputs[tensor.name] = _input(request, index)
     if "text_input" not in inputs:
         raise InvalidRequest.missing("text_input")
-    given = parameters.plain(request.parameters)
+    given = plain_parameters(request.parameters)
     fields = {name: value for name, value in given.items() if not _is_for_triton(name)}
     stream = inputs.get("streaming", inputs.get("stream", False))
     fields |= {"model": request.model_name, "prompt": inputs["text_input"], "stream": stream}

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from dynamo.api.answers.errors import Dialect
 from dynamo.protocols.chat import Tool
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.fields import (
@@ -142,3 +143,6 @@ class OllamaError(Struct, kw_only=True):
     @staticmethod
     def of(error: DynamoException) -> OllamaError:
         return OllamaError(error=error.public_message)
+
+
+OLLAMA = Dialect(OllamaError, lambda error, request_id, status: OllamaError.of(error))

@@ -10,8 +10,10 @@ from typing import Any
 from aiohttp import web
 
 from dynamo.api.answers.http import json_response, stream_response
-from dynamo.api.call import HttpCall
+from dynamo.api.host import Host
 from dynamo.api.ollama.messages import (
+    OLLAMA,
+    OllamaAnswer,
     OllamaChatRequest,
     OllamaEmbedding,
     OllamaEmbeddings,
@@ -20,9 +22,10 @@ from dynamo.api.ollama.messages import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from dynamo.api.ollama.stream import OllamaAnswers, OllamaWriter
+from dynamo.api.ollama.stream import NDJSON, OllamaAnswers, OllamaWriter
 from dynamo.api.ollama.to_chat import ollama_to_chat
-from dynamo.frontend.state import Frontend
+from dynamo.api.openai.tokens import version
+from dynamo.api.route import Api, HttpCall, HttpRoute, inference
 from dynamo.pipeline.validate import validate_chat, validate_embedding
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.embeddings import EmbeddingRequest
@@ -37,17 +40,17 @@ LATEST = ":latest"
 _LOADED = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}
 
 
-async def chat(frontend: Frontend, call: HttpCall[OllamaChatRequest]) -> web.StreamResponse:
-    return await _answer(frontend, call, is_chat=True, is_empty=not call.body.messages)
+async def chat(host: Host, call: HttpCall[OllamaChatRequest]) -> web.StreamResponse:
+    return await _answer(host, call, is_chat=True, is_empty=not call.body.messages)
 
 
-async def generate(frontend: Frontend, call: HttpCall[OllamaGenerateRequest]) -> web.StreamResponse:
-    return await _answer(frontend, call, is_chat=False, is_empty=not call.body.prompt)
+async def generate(host: Host, call: HttpCall[OllamaGenerateRequest]) -> web.StreamResponse:
+    return await _answer(host, call, is_chat=False, is_empty=not call.body.prompt)
 
 
-async def embed(frontend: Frontend, call: HttpCall[OllamaEmbedRequest]) -> web.StreamResponse:
+async def embed(host: Host, call: HttpCall[OllamaEmbedRequest]) -> web.StreamResponse:
     began, body = time.monotonic_ns(), call.body
-    vectors, tokens = await _embed(frontend, call, body.input, body.dimensions, truncate=body.truncate is not False)
+    vectors, tokens = await _embed(host, call, body.input, body.dimensions, truncate=body.truncate is not False)
     return json_response(
         OllamaEmbeddings(
             model=body.model,
@@ -58,13 +61,13 @@ async def embed(frontend: Frontend, call: HttpCall[OllamaEmbedRequest]) -> web.S
     )
 
 
-async def embeddings(frontend: Frontend, call: HttpCall[OllamaEmbeddingsRequest]) -> web.StreamResponse:
-    vectors, _ = await _embed(frontend, call, call.body.prompt, None, truncate=True)
+async def embeddings(host: Host, call: HttpCall[OllamaEmbeddingsRequest]) -> web.StreamResponse:
+    vectors, _ = await _embed(host, call, call.body.prompt, None, truncate=True)
     return json_response(OllamaEmbedding(embedding=vectors[0] if vectors else []))
 
 
 async def _embed(
-    frontend: Frontend,
+    host: Host,
     call: HttpCall[OllamaEmbedRequest] | HttpCall[OllamaEmbeddingsRequest],
     input: str | list[str],
     dimensions: int | None,
@@ -72,7 +75,7 @@ async def _embed(
     truncate: bool,
 ) -> tuple[list[list[float]], int]:
     """The vectors as the worker gave them, and how many tokens the inputs had."""
-    model = _model(frontend, call.body.model)
+    model = _model(host, call.body.model)
     if not input:
         require_type(model, ModelType.Embedding)
         return [], 0  # Ollama loads the model then; here it is loaded
@@ -92,20 +95,20 @@ def _unit_length(vector: list[float]) -> list[float]:
     return [number / length for number in vector] if length else vector
 
 
-async def tags(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    return json_response({"models": [_listed(model) for model in _usable(frontend)]})
+async def tags(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    return json_response({"models": [_listed(model) for model in _usable(host)]})
 
 
-async def ps(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+async def ps(host: Host, call: HttpCall[None]) -> web.StreamResponse:
     """The loaded models: all that are served, for as long as they are."""
-    return json_response({"models": [_listed(model) | _LOADED for model in _usable(frontend)]})
+    return json_response({"models": [_listed(model) | _LOADED for model in _usable(host)]})
 
 
-async def show(frontend: Frontend, call: HttpCall[OllamaShowRequest]) -> web.StreamResponse:
+async def show(host: Host, call: HttpCall[OllamaShowRequest]) -> web.StreamResponse:
     name = call.body.model or call.body.name
     if not name:
         raise InvalidRequest.missing("model")
-    model = _model(frontend, name)
+    model = _model(host, name)
     info: dict[str, Any] = {"general.architecture": "dynamo"}
     if model.card.context_length:
         info["dynamo.context_length"] = model.card.context_length
@@ -134,13 +137,13 @@ async def show(frontend: Frontend, call: HttpCall[OllamaShowRequest]) -> web.Str
 
 
 async def _answer(
-    frontend: Frontend,
+    host: Host,
     call: HttpCall[OllamaChatRequest] | HttpCall[OllamaGenerateRequest],
     *,
     is_chat: bool,
     is_empty: bool,
 ) -> web.StreamResponse:
-    model = _model(frontend, call.body.model)
+    model = _model(host, call.body.model)
     answers = OllamaAnswers(model.name, is_chat=is_chat)
     if is_empty:
         # Ollama loads the model then; here it is loaded.
@@ -161,37 +164,64 @@ async def _answer(
         await conversation.close()
 
 
-def _model(frontend: Frontend, name: str) -> ServedModel:
+def _model(host: Host, name: str) -> ServedModel:
     try:
-        return frontend.models.get(name)
+        return host.models.get(name)
     except ModelNotFound:
         if not name.endswith(LATEST):
             raise
-        return frontend.models.get(name.removesuffix(LATEST))
+        return host.models.get(name.removesuffix(LATEST))
 
 
-def _usable(frontend: Frontend) -> list[ServedModel]:
+def _usable(host: Host) -> list[ServedModel]:
     """The models that Ollama's API has routes for, by name."""
-    models = [model for model in frontend.models.served() if model.card.type & (ModelType.Chat | ModelType.Embedding)]
+    models = [model for model in host.models.served() if model.card.type & (ModelType.Chat | ModelType.Embedding)]
     return sorted(models, key=lambda model: model.name)
 
 
 def _listed(model: ServedModel) -> dict[str, Any]:
     created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
-    details = {
-        "parent_model": "",
-        "format": "",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": "",
-    }
-    digest = model.card.checksum()
+    texts = ("parent_model", "format", "family", "parameter_size", "quantization_level")
     return {
         "name": model.name,
         "model": model.name,
         "modified_at": created,
         "size": 0,
-        "digest": digest,
-        "details": details,
+        "digest": model.card.checksum(),
+        "details": {**dict.fromkeys(texts, ""), "families": []},
     }
+
+
+_ANSWERS: dict[str, Any] = {"streams": True, "stream_type": NDJSON}
+_ANY: dict[str, Any] = {"dialect": OLLAMA, "any_content_type": True}
+"""Its users call it with `curl -d`, which declares a form, as Ollama's own documentation does."""
+
+OLLAMA_API = Api(
+    (
+        inference(
+            "/api/chat", chat, OllamaChatRequest, OllamaAnswer, "Continue a conversation, as Ollama",
+            endpoint="ollama_chat", **_ANSWERS, **_ANY,
+        ),
+        inference(
+            "/api/generate", generate, OllamaGenerateRequest, OllamaAnswer, "Answer a prompt, as Ollama",
+            endpoint="ollama_generate", **_ANSWERS, **_ANY,
+        ),
+        inference(
+            "/api/embed", embed, OllamaEmbedRequest, OllamaEmbeddings, "Embed texts, as Ollama",
+            endpoint="ollama_embed", embeds=True, **_ANY,
+        ),
+        inference(
+            "/api/embeddings", embeddings, OllamaEmbeddingsRequest, OllamaEmbedding,
+            "Embed a text, as Ollama did before /api/embed", endpoint="ollama_embeddings", embeds=True, **_ANY,
+        ),
+        HttpRoute(
+            "POST", "/api/show", show, OllamaShowRequest,
+            summary="One model, as Ollama", statuses=(400, 401, 404, 413, 503), **_ANY,
+        ),
+        HttpRoute("GET", "/api/tags", tags, summary="List the models, as Ollama", statuses=(401,), dialect=OLLAMA),
+        HttpRoute("GET", "/api/ps", ps, summary="List the loaded models, as Ollama", statuses=(401,), dialect=OLLAMA),
+        HttpRoute("GET", "/api/version", version, dialect=OLLAMA),
+    ),
+    prefix="/api/",
+    dialect=OLLAMA,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""/v1/files: upload, list, show, download and delete."""
+"""/v1/files: upload, list, show, download and delete. /v1/batches: create, list, show and cancel."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import TypeVar
 
 from aiohttp import BodyPartReader, MultipartReader, web
 
-from dynamo.api.answers.http import json_response
-from dynamo.api.answers.paging import page
-from dynamo.api.call import HttpCall
-from dynamo.frontend.kept_state import OwnedState
-from dynamo.frontend.state import Frontend
+from dynamo.api.answers.http import json_response, page
+from dynamo.api.host import Host, OwnedState
+from dynamo.api.route import HttpCall
 from dynamo.protocols.errors import HttpError, InvalidRequest, NotFound
-from dynamo.protocols.files import DeletedFile, FileObject
+from dynamo.protocols.files import CreateBatchRequest, DeletedFile, FileObject
 from dynamo.serving.store.files import MOST
 
 T = TypeVar("T")
@@ -23,41 +21,58 @@ CHUNK = 1 << 16
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
 
 
-async def create_file(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+async def create_file(host: Host, call: HttpCall[None]) -> web.StreamResponse:
     request = call.request
     if request.content_type != "multipart/form-data":
         raise HttpError(415, f"Content-Type must be multipart/form-data, not {request.content_type}")
     if "Content-Encoding" in request.headers:
         raise HttpError(415, "An uploaded file must not have a Content-Encoding")
     try:
-        return json_response(await _upload(frontend.state.of(call.owner), await request.multipart()))
+        return json_response(await _upload(host.state.of(call.owner), await request.multipart()))
     except (ValueError, AssertionError) as error:
         raise InvalidRequest(f"The body is not valid multipart/form-data: {error}.", code="invalid_multipart") from None
 
 
-async def list_files(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    files = await frontend.state.of(call.owner).files.all()
+async def list_files(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    files = await host.state.of(call.owner).files.all()
     if purpose := call.request.query.get("purpose"):
         files = [file for file in files if file.purpose == purpose]
     return json_response(page(call.request, [file.id for file in files], files, limit=MOST, most=MOST))
 
 
-async def show_file(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    return json_response(await frontend.state.of(call.owner).files.get(call.request.match_info["id"]))
+async def show_file(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    return json_response(await host.state.of(call.owner).files.get(call.request.match_info["id"]))
 
 
-async def delete_file(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+async def delete_file(host: Host, call: HttpCall[None]) -> web.StreamResponse:
     id = call.request.match_info["id"]
-    await frontend.state.of(call.owner).files.delete(id)
+    await host.state.of(call.owner).files.delete(id)
     return json_response(DeletedFile(id=id))
 
 
-async def file_content(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    file = await frontend.state.of(call.owner).files.get(call.request.match_info["id"])
-    path = frontend.state.of(call.owner).files.path(file.id)
+async def file_content(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    file = await host.state.of(call.owner).files.get(call.request.match_info["id"])
+    path = host.state.of(call.owner).files.path(file.id)
     if not await asyncio.to_thread(path.exists):
         raise NotFound(f"No such File object: {file.id}", "id")
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
+
+
+async def create_batch(host: Host, call: HttpCall[CreateBatchRequest]) -> web.StreamResponse:
+    return json_response(await host.state.of(call.owner).batches.create(call.body))
+
+
+async def list_batches(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    batches = await host.state.of(call.owner).batches.all()
+    return json_response(page(call.request, [batch.id for batch in batches], batches))
+
+
+async def show_batch(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    return json_response(await host.state.of(call.owner).batches.get(call.request.match_info["id"]))
+
+
+async def cancel_batch(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    return json_response(await host.state.of(call.owner).batches.cancel(call.request.match_info["id"]))
 
 
 async def _upload(state: OwnedState, form: MultipartReader) -> FileObject:

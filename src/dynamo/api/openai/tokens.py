@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from aiohttp import web
+from msgspec import Meta, Struct
 
 from dynamo import __version__
 from dynamo.api.answers.http import json_response
-from dynamo.api.call import HttpCall
-from dynamo.api.openai.token_objects import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
-from dynamo.frontend.state import Frontend
+from dynamo.api.host import Host
+from dynamo.api.route import HttpCall
 from dynamo.pipeline.preprocess import Preprocessor, refuse_characters
 from dynamo.pipeline.validate import validate_chat
-from dynamo.protocols.chat import ChatRequest
+from dynamo.protocols.chat import AnyTool, ChatRequest, Message
 from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.fields import FilledString, JsonObject, TokenId
 
 
-async def tokenize(frontend: Frontend, call: HttpCall[TokenizeRequest]) -> web.StreamResponse:
+class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Either `prompt` or `messages`, which are rendered by the chat template first."""
+
+    model: FilledString | None = None
+    """May be left out where a single model is served."""
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    tools: list[AnyTool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeAnswer(Struct, kw_only=True):
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    model: FilledString | None = None
+    tokens: list[TokenId]
+
+
+class DetokenizeAnswer(Struct, kw_only=True):
+    prompt: str
+
+
+async def tokenize(host: Host, call: HttpCall[TokenizeRequest]) -> web.StreamResponse:
     asked = call.body
-    preprocessor = _preprocessor(frontend, asked.model)
+    preprocessor = _preprocessor(host, asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest.bad_value("prompt", "give either `prompt` or `messages`")
     if asked.messages is not None:
@@ -41,26 +75,21 @@ async def tokenize(frontend: Frontend, call: HttpCall[TokenizeRequest]) -> web.S
     return json_response(TokenizeAnswer(count=len(ids), max_model_len=limit, tokens=ids, token_strs=names))
 
 
-async def detokenize(frontend: Frontend, call: HttpCall[DetokenizeRequest]) -> web.StreamResponse:
-    preprocessor = _preprocessor(frontend, call.body.model)
+async def detokenize(host: Host, call: HttpCall[DetokenizeRequest]) -> web.StreamResponse:
+    preprocessor = _preprocessor(host, call.body.model)
     preprocessor.check_ids(call.body.tokens, "tokens")
     text = preprocessor.model.tokenizer.decode(call.body.tokens, skip_special_tokens=False)
     return json_response(DetokenizeAnswer(prompt=text))
 
 
-async def version(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+async def version(host: Host, call: HttpCall[None]) -> web.StreamResponse:
     return json_response({"version": __version__})
 
 
-def _preprocessor(frontend: Frontend, name: str | None) -> Preprocessor:
+def _preprocessor(host: Host, name: str | None) -> Preprocessor:
     if name is None:
-        served = frontend.models.served()
+        served = host.models.served()
         if len(served) != 1:
             raise InvalidRequest.missing("model")
         name = served[0].name
-    model = frontend.models.get(name)
-    if model.preprocessor is None:
-        raise InvalidRequest(
-            f"The model '{model.name}' reads text: its tokens are known to its worker only.", "model", "no_tokenizer"
-        )
-    return model.preprocessor
+    return host.models.get(name).tokenizing()

@@ -8,8 +8,15 @@ from dynamo.api.responses.event_log import EventLog
 from dynamo.api.responses.request import ResponsesRequest
 from dynamo.api.responses.stored_responses import ResponseStore, Turn
 from dynamo.api.responses.stream import ResponsesStream, ResponsesWriter
-from dynamo.frontend.measure.request_record import CLIENT_LEFT, RequestRecord
-from dynamo.protocols.errors import DynamoException, InvalidRequest, ResourceExhausted, Unavailable, from_exception
+from dynamo.api.route import RequestRecord
+from dynamo.protocols.errors import (
+    Cancelled,
+    DynamoException,
+    InvalidRequest,
+    ResourceExhausted,
+    Unavailable,
+    from_exception,
+)
 from dynamo.serving.conversation import Conversation
 
 KEPT_LOGS = 32
@@ -70,7 +77,7 @@ class BackgroundRun:
         """The HTTP status of a request with the same outcome."""
         if error := self._writer.error:
             return error.status
-        return CLIENT_LEFT if self.response.status == "cancelled" else 200
+        return Cancelled.status if self.response.status == "cancelled" else 200
 
 
 class BackgroundResponses:

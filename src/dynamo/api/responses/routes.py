@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from msgspec import structs
 
-from dynamo.api.answers.http import json_response, stream_response
-from dynamo.api.answers.paging import page
+from dynamo.api.answers.http import json_response, page, stream_response
 from dynamo.api.answers.sse import EventStream
-from dynamo.api.call import HttpCall
-from dynamo.api.responses.answers import DeletedResponse, InputTokens, response_of
+from dynamo.api.host import Host
+from dynamo.api.responses import conversations
+from dynamo.api.responses.answers import DeletedResponse, InputTokens, ResponseObject, response_of
 from dynamo.api.responses.background import BackgroundResponses, BackgroundRun
 from dynamo.api.responses.event_log import EventLog, FollowedStream
 from dynamo.api.responses.items import item_ids
 from dynamo.api.responses.request import InputTokensRequest, ResponsesRequest
+from dynamo.api.responses.stored_conversations import ConversationObject
 from dynamo.api.responses.stream import ResponsesStream, ResponsesWriter
 from dynamo.api.responses.to_chat import hosted_tools, responses_to_chat, with_responses_names
-from dynamo.frontend.state import Frontend
+from dynamo.api.route import INFERENCE_ERRORS, STORED_ERRORS, WRITTEN_ERRORS, Api, HttpCall, HttpRoute, inference
 from dynamo.pipeline.custom_tools import UNENFORCED, lark_tools
 from dynamo.pipeline.validate import validate_chat
+from dynamo.protocols.answers import Page
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import InvalidRequest
+from dynamo.runtime import Context
 from dynamo.serving.conversation import Conversation
 from dynamo.serving.request import require_type
+from dynamo.serving.served_model import ServedModel
 
 
-async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web.StreamResponse:
-    store = frontend.state.of(call.owner).responses
+async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamResponse:
+    store = host.state.of(call.owner).responses
     turn = await store.turn(call.body)
     body = structs.replace(call.body, input=turn.input, store=store.enabled and call.body.store is not False)
     chat = responses_to_chat(body, turn.past())
     call.warn("tools that run at OpenAI", hosted_tools(body))
     call.warn(UNENFORCED, lark_tools(chat))
     if body.background:
-        frontend.state.of(call.owner).background.check(body)
+        host.state.of(call.owner).background.check(body)
     try:
         validate_chat(chat)
-        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), call.record)
+        conversation = Conversation(host.models.get(chat.model), chat, call.context(chat), call.record)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
     handed_over = False
@@ -52,7 +58,7 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
         if body.background:
             stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
             run = BackgroundRun(body, turn, conversation, stream, call.record)
-            background = frontend.state.of(call.owner).background
+            background = host.state.of(call.owner).background
             background.start(run)
             handed_over = True
             await asyncio.shield(run.stored)
@@ -86,25 +92,21 @@ async def _follow(
         log.leave(events)
 
 
-async def input_tokens(frontend: Frontend, call: HttpCall[InputTokensRequest]) -> web.StreamResponse:
+async def input_tokens(host: Host, call: HttpCall[InputTokensRequest]) -> web.StreamResponse:
     """Exact: the prompt is rendered and tokenized as for an answer."""
-    turn = await frontend.state.of(call.owner).responses.turn(call.body)
+    turn = await host.state.of(call.owner).responses.turn(call.body)
     chat = responses_to_chat(structs.replace(call.body, input=turn.input).as_response(), turn.past())
     try:
         validate_chat(chat)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
-    model = frontend.models.get(chat.model)
+    model = host.models.get(chat.model)
     require_type(model, ModelType.Chat)
-    if model.preprocessor is None:
-        raise InvalidRequest(
-            f"The model '{model.name}' reads text: its tokens are known to its worker only.", "model", "no_tokenizer"
-        )
-    return json_response(InputTokens(input_tokens=await model.preprocessor.count_tokens(chat)))
+    return json_response(InputTokens(input_tokens=await model.tokenizing().count_tokens(chat)))
 
 
-async def show_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    state, id, query = frontend.state.of(call.owner), call.request.match_info["id"], call.request.query
+async def show_response(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    state, id, query = host.state.of(call.owner), call.request.match_info["id"], call.request.query
     stored = await state.responses.get(id)
     if query.get("stream", "false").lower() not in ("true", "1"):
         return json_response(stored.response)
@@ -118,20 +120,100 @@ async def show_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamR
     return await _follow(call, state.background, id, log, int(after))
 
 
-async def delete_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    state, id = frontend.state.of(call.owner), call.request.match_info["id"]
+async def delete_response(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    state, id = host.state.of(call.owner), call.request.match_info["id"]
     await state.responses.delete(id)
     await state.background.stop(id)
     return json_response(DeletedResponse(id=id))
 
 
-async def cancel_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    state, id = frontend.state.of(call.owner), call.request.match_info["id"]
+async def cancel_response(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    state, id = host.state.of(call.owner), call.request.match_info["id"]
     cancelled = await state.responses.cancel(id)
     await state.background.stop(id)
     return json_response(cancelled.response)
 
 
-async def input_items(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    items = (await frontend.state.of(call.owner).responses.get(call.request.match_info["id"])).context
+async def input_items(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    items = (await host.state.of(call.owner).responses.get(call.request.match_info["id"])).context
     return json_response(page(call.request, item_ids(items), items))
+
+
+async def response_line(model: ServedModel, request: ResponsesRequest, context: Context) -> dict[str, Any]:
+    for name in ("previous_response_id", "conversation"):
+        if getattr(request, name) is not None:
+            raise InvalidRequest.unsupported(name, "the lines of a batch do not share a state")
+    request.store = False
+    try:
+        chat = responses_to_chat(request)
+        validate_chat(chat)
+        conversation = Conversation(model, chat, context)
+        try:
+            await conversation.prepare()
+            completion = conversation.completion(await conversation.collect())
+        finally:
+            await conversation.close()
+    except InvalidRequest as error:
+        raise with_responses_names(error) from None
+    built: dict[str, Any] = msgspec.to_builtins(response_of(request, f"resp_{uuid.uuid4().hex}", completion))
+    return built
+
+
+RESPONSES_API = Api(
+    (
+        inference(
+            "/v1/responses", responses, ResponsesRequest, ResponseObject, "Answer, as OpenAI's Responses",
+            endpoint="responses", limits=("max_output_tokens",), batched=response_line, streams=True,
+        ),
+        HttpRoute(
+            "POST", "/v1/responses/input_tokens", input_tokens, InputTokensRequest,
+            summary="Count the tokens of a Responses request", answer=InputTokens, statuses=INFERENCE_ERRORS,
+        ),
+        HttpRoute(
+            "GET", "/v1/responses/{id}", show_response,
+            summary="A stored response", answer=ResponseObject, statuses=STORED_ERRORS,
+        ),
+        HttpRoute(
+            "DELETE", "/v1/responses/{id}", delete_response,
+            summary="Delete a stored response", answer=DeletedResponse, statuses=STORED_ERRORS,
+        ),
+        HttpRoute("POST", "/v1/responses/{id}/cancel", cancel_response),
+        HttpRoute(
+            "GET", "/v1/responses/{id}/input_items", input_items,
+            summary="What a stored response answers to", answer=Page, statuses=STORED_ERRORS,
+        ),
+        HttpRoute(
+            "POST", "/v1/conversations", conversations.create_conversation, conversations.CreateConversationRequest,
+            summary="Start a conversation", answer=ConversationObject, statuses=WRITTEN_ERRORS,
+        ),
+        HttpRoute(
+            "GET", "/v1/conversations/{id}", conversations.show_conversation,
+            summary="A conversation", answer=ConversationObject, statuses=STORED_ERRORS,
+        ),
+        HttpRoute(
+            "POST", "/v1/conversations/{id}",
+            conversations.update_conversation, conversations.UpdateConversationRequest,
+            summary="Replace a conversation's metadata", answer=ConversationObject, statuses=WRITTEN_ERRORS,
+        ),
+        HttpRoute(
+            "DELETE", "/v1/conversations/{id}", conversations.delete_conversation,
+            summary="Delete a conversation", answer=conversations.DeletedConversation, statuses=STORED_ERRORS,
+        ),
+        HttpRoute(
+            "POST", "/v1/conversations/{id}/items", conversations.create_items, conversations.CreateItemsRequest,
+            summary="Add items to a conversation", answer=Page, statuses=WRITTEN_ERRORS,
+        ),
+        HttpRoute(
+            "GET", "/v1/conversations/{id}/items", conversations.list_items,
+            summary="The items of a conversation", answer=Page, statuses=STORED_ERRORS,
+        ),
+        HttpRoute(
+            "GET", "/v1/conversations/{id}/items/{item_id}", conversations.show_item,
+            summary="One item of a conversation", statuses=STORED_ERRORS,
+        ),
+        HttpRoute(
+            "DELETE", "/v1/conversations/{id}/items/{item_id}", conversations.delete_item,
+            summary="Delete an item of a conversation", answer=ConversationObject, statuses=STORED_ERRORS,
+        ),
+    )
+)  # fmt: skip

@@ -5,17 +5,24 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from dynamo.api.responses.conversation_objects import ConversationObject
 from dynamo.api.responses.items import find_item, item_ids, keep_items
 from dynamo.api.responses.request import InputItem
 from dynamo.protocols.errors import InvalidRequest, NotFound
 from dynamo.serving.store.records import Records
 
 KIND = "conversation"
+
+
+class ConversationObject(Struct, kw_only=True):
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: int
+    metadata: dict[str, str]
 
 
 class StoredConversation(Struct):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from dynamo.api.headers import ignored
 from dynamo.cli.run.answering import answering, request_defaults
 from dynamo.cli.run.errors import RunError
 from dynamo.cli.run.files import request_template
 from dynamo.cli.run.grammar import Command
 from dynamo.cli.run.progress import Progress
 from dynamo.cli.run.prompts import BadLine, Prompt, Request, read_prompt
-from dynamo.frontend.headers import ignored
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import INTERRUPTED, unless_shut_down

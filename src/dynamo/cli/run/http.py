@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dynamo.cli.run.files import request_template
 from dynamo.cli.run.grammar import Command
 from dynamo.cli.run.local import engine_served, served_name
-from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.greeting import nothing_served_hint
+from dynamo.frontend.config import FrontendConfig, nothing_served_hint
 from dynamo.frontend.measure.request_trace import request_trace_from_env
 from dynamo.frontend.measure.tracing import tracing_from_env
 from dynamo.frontend.server import Server

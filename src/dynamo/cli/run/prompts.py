@@ -9,6 +9,7 @@ import msgspec
 from msgspec import structs
 
 from dynamo.api.answers.errors import error_answer
+from dynamo.api.catalog import line_endpoints
 from dynamo.protocols.chat import ChatRequest, Message
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.errors import DynamoException, InvalidRequest
@@ -19,6 +20,7 @@ from dynamo.serving.request_template import RequestTemplate
 Request = ChatRequest | CompletionRequest
 
 _URLS = ("/v1/chat/completions", "/v1/completions")
+_ENDPOINTS = line_endpoints()
 
 
 class Prompt(Protocol):
@@ -89,7 +91,7 @@ class OpenAIPrompt:
 
     def request(self) -> Request:
         """Unknown fields of the body are ignored, as over HTTP."""
-        request = self._line.request(self.ignored, self._template)
+        request = self._line.request(_ENDPOINTS[self._line.url], self.ignored, self._template)
         assert isinstance(request, Request)
         return request
 

@@ -15,7 +15,7 @@ import msgspec
 
 from dynamo.cli.top.cells import printable
 from dynamo.cli.top.screen import lines
-from dynamo.frontend.fleet.merge_patch import Document, apply_merge_patch
+from dynamo.frontend.fleet import Document, apply_merge_patch
 
 USAGE = """usage: dynamo top [--prefixes] [URL]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dynamo.cli.top.cells import milliseconds, number, printable, worker_name
-from dynamo.frontend.fleet.merge_patch import Document
+from dynamo.frontend.fleet import Document
 
 TIERS = ("WORKER", "TIER", "USED", ">BLOCKS", ">BYTES", ">FOUND", ">RESTORED", ">SAVED")
 HANDOFFS = ("HAND-OFF", "PREFILL", "DECODE", "WHY", "STAGE", ">TOKENS", ">PREFILL", ">HAND-OFF")

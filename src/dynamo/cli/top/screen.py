@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynamo.cli.top.cells import milliseconds, number, printable, table, worker_name
 from dynamo.cli.top.parts import HANDOFFS, PREFIXES, TIERS, handoff_rows, planner_lines, prefix_rows, tier_rows
-from dynamo.frontend.fleet.merge_patch import Document
+from dynamo.frontend.fleet import Document
 
 WORKERS = (
     "WORKER", "MODEL", "ROLE", "HEALTH", ">REQUESTS", ">BLOCKS", ">PREFILL", ">CACHED", ">TTFT", ">ITL", "VERSION",

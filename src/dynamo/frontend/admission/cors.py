@@ -6,7 +6,7 @@ from collections.abc import Iterable, MutableMapping
 
 from aiohttp import web
 
-from dynamo.frontend.headers import Headers
+from dynamo.api.headers import Headers
 
 MAX_AGE = "600"
 EXPOSED = ", ".join(

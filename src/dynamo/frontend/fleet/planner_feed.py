@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from dynamo.frontend.fleet.merge_patch import Document
+from dynamo.frontend.fleet import Document
 from dynamo.protocols.errors import StartError
 from dynamo.protocols.planner import SUBJECT, PlannerReport
 from dynamo.runtime.events import EventPlane, Subscription

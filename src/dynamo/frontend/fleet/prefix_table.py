@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from time import perf_counter, thread_time
 
-from dynamo.frontend.fleet.merge_patch import Document
+from dynamo.frontend.fleet import Document
 from dynamo.kv.index.prefixes import CachedPrefix, PrefixScan
 from dynamo.kv.messages import Tier
 from dynamo.router import Router

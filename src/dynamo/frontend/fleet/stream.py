@@ -10,7 +10,7 @@ from time import thread_time
 import msgspec
 
 from dynamo.api.answers.sse import KEEP_ALIVE, EventStream
-from dynamo.frontend.fleet.merge_patch import Document, merge_patch
+from dynamo.frontend.fleet import Document, merge_patch
 from dynamo.frontend.fleet.view import FleetView
 from dynamo.runtime.metrics.instruments import MetricFamily, Sample
 

@@ -13,12 +13,12 @@ from time import perf_counter
 from typing import Any
 
 from dynamo import __version__
-from dynamo.frontend.fleet.handoffs import handoff_rows, split_counts
-from dynamo.frontend.fleet.merge_patch import Document
+from dynamo.frontend.fleet import Document
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
-from dynamo.frontend.fleet.worker_rows import LONGEST_NAME, WorkerRows
-from dynamo.frontend.measure.request_record import RequestRecord, RunningRequests
+from dynamo.frontend.fleet.rows import LONGEST_NAME, WorkerRows, handoff_rows, split_counts
+from dynamo.frontend.measure.request_record import RequestRecord
+from dynamo.frontend.measure.running import RunningRequests
 from dynamo.frontend.measure.stages import DISPATCH
 from dynamo.kv.messages import WorkerRank
 from dynamo.router.decision import Decision

@@ -13,6 +13,7 @@ from dynamo.frontend.measure.worker_metrics import LastRequests
 from dynamo.protocols.card import ModelCard
 from dynamo.router.delivery.history import DeliveryHistory, Migration
 from dynamo.runtime.metrics.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
+from dynamo.serving.served_model import ServedModel
 
 UNKNOWN_MODEL = "unknown_model"
 """The label of all requests whose model is not served here: clients must not be able to create series."""
@@ -179,6 +180,25 @@ def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[MetricFamil
         values = [(card.name, read(card)) for card in cards]
         samples = [Sample(full, {"model": model}, value) for model, value in values if value is not None]
         yield MetricFamily(full, help, "gauge", samples)
+
+
+def adapter_gauges(metrics: FrontendMetrics, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
+    """Gauges of LoRA adapters, which are served as models of their own."""
+    running: dict[str, float] = {}
+    workers: dict[str, float] = {}
+    for model in models:
+        if model.card.lora:
+            asked = metrics.asked(model.name)
+            running[model.name] = asked.inflight.value if asked else 0
+            workers[model.name] = len(model.router.instances.ids())
+    gauges = (
+        ("lora_active_requests", "Running requests with an adapter", running),
+        ("lora_is_active", "1 while a request with the adapter runs", {name: running[name] > 0 for name in running}),
+        ("lora_replica_factor", "Workers that have loaded an adapter", workers),
+    )
+    for suffix, help, values in gauges:
+        name = f"{metrics.prefix}_{suffix}"
+        yield MetricFamily(name, help, "gauge", [Sample(name, {"lora": lora}, value) for lora, value in values.items()])
 
 
 def clean_prefix(text: str) -> str:

@@ -1,21 +1,18 @@
-"""Measures HTTP requests that run: each has a record, from which its log line and its part of the metrics are made."""
+"""The record of a request, from which its log line and its part of the metrics are made."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from time import perf_counter, time
 from typing import Any
 
 from aiohttp import web
 
+from dynamo.api.openai.trace_payload import CapturedPayload
 from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, MigratedRequest, ModelMetrics
-from dynamo.frontend.measure.refusals import REFUSED, RefusalLog
 from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
-from dynamo.frontend.measure.trace_payload import CapturedPayload, PayloadCapture
 from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
@@ -25,65 +22,6 @@ log = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499
 """The status of a request whose client left before its answer."""
-EMBEDDING_ENDPOINTS = ("embeddings", "ollama_embed", "ollama_embeddings")
-
-
-class RunningRequests:
-    """All requests that run a model now, and the metrics they end up in."""
-
-    def __init__(
-        self,
-        metrics: FrontendMetrics,
-        on_end: Callable[[RequestRecord, int], None] | None = None,
-        payloads: PayloadCapture | None = None,
-    ) -> None:
-        """`on_end` is called with the record of each request that ran a model, and its status.
-
-        With `payloads` the records of chat requests keep what was said.
-        """
-        self.metrics = metrics
-        self.payloads = payloads
-        self._on_end = on_end
-        self._refusals = RefusalLog()
-        self._records: dict[RequestRecord, None] = {}
-        """The oldest first."""
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def begin(
-        self, method: str, path: str, request_id: str, endpoint: str | None = None, *, is_probe: bool = False
-    ) -> RequestRecord:
-        """`endpoint` is the metrics' label of a request that runs a model; others are only logged."""
-        return RequestRecord(self.metrics, request_id, method, path, endpoint, is_probe=is_probe)
-
-    def run(self, record: RequestRecord) -> None:
-        """The whole request has arrived: from now on it is one of those that run."""
-        self._records[record] = None
-
-    def end(self, record: RequestRecord, status: int) -> None:
-        self._records.pop(record, None)
-        record.end(status, self._refusals)
-        if self._on_end and record.endpoint:
-            self._on_end(record, status)
-
-    def oldest(self, most: int) -> list[RequestRecord]:
-        return list(islice(self._records, most))
-
-    def abort(self, error: DynamoException) -> None:
-        """End all of them with this error."""
-        for record in tuple(self._records):
-            record.abort(error)
-
-    def settle(self) -> None:
-        """Bring the metrics up to this moment."""
-        for record in self._records:
-            record.settle()
-
-    def stages(self) -> tuple[Counter[str], int]:
-        """How many running requests are in each stage, and how many streams they have open at workers."""
-        stages = Counter(record.stage for record in self._records)
-        return stages, sum(record.open_streams for record in self._records)
 
 
 class RequestRecord:
@@ -91,8 +29,8 @@ class RequestRecord:
 
     __slots__ = (
         "_all", "_deliveries", "_error", "_first_token", "_meters", "_model", "_model_known", "_routing_began",
-        "endpoint", "is_probe", "method", "outcome", "path", "payload", "request_id", "span", "started", "stream",
-        "traceparent",
+        "embeds", "endpoint", "is_probe", "method", "outcome", "path", "payload", "request_id", "span", "started",
+        "stream", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +42,7 @@ class RequestRecord:
         endpoint: str | None = None,
         *,
         is_probe: bool = False,
+        embeds: bool = False,
     ) -> None:
         self.started = perf_counter()
         self.request_id = request_id
@@ -111,6 +50,7 @@ class RequestRecord:
         self.path = path
         self.endpoint = endpoint
         self.is_probe = is_probe
+        self.embeds = embeds
         self.stream = False
         self.traceparent: str | None = None
         self.span: Any = None
@@ -260,16 +200,16 @@ class RequestRecord:
             self._routing_began - self._model_known, placed - self._routing_began, self._first_token - placed
         )
 
-    def end(self, status: int, refusals: RefusalLog) -> None:
-        """Called once, when the answer is complete or was given up. `refusals` says whether one is logged."""
+    def end(self, status: int, left_out: int | None = 0) -> None:
+        """Called once, when the answer is complete or was given up.
+
+        `left_out` counts the refusals before this one that were not logged; None if this one is not to be either.
+        """
         duration = perf_counter() - self.started
         if self.endpoint:
             self._count(status, duration)
         # Probes come every few seconds: their lines would drown the others.
-        level = logging.DEBUG if self.is_probe else logging.INFO
-        left_out: int | None = 0
-        if status in REFUSED and not self.is_probe and (left_out := refusals.left_out()) is None:
-            level = logging.DEBUG
+        level = logging.DEBUG if self.is_probe or left_out is None else logging.INFO
         if log.isEnabledFor(level):
             self._log(level, status, duration, left_out or 0)
 
@@ -306,7 +246,7 @@ class RequestRecord:
             model.cached_tokens.observe(self.cached_tokens)
         if self._first_token:
             model.output_sequence.observe(self.output_tokens)
-        if self.endpoint in EMBEDDING_ENDPOINTS:
+        if self.embeds:
             counts.embedding_latency.at(model.name).observe(duration)
         for meter, delivery in zip(self._meters, self._deliveries, strict=True):
             if delivery.history.migrations:

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from dynamo.api.openai.trace_payload import CapturedPayload, PayloadCapture, TracedPayload
 from dynamo.frontend.measure.request_record import RequestRecord, error_type
-from dynamo.frontend.measure.trace_payload import CapturedPayload, PayloadCapture, TracedPayload
 from dynamo.frontend.measure.trace_sinks import (
     END,
     PAYLOAD,

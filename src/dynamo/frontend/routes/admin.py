@@ -1,8 +1,9 @@
-"""Routes for operators: empty the workers' caches, and set the load above which a worker is busy."""
+"""Routes for operators: the workers' caches, the load above which one is busy, and the inside of this process."""
 
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
@@ -10,12 +11,18 @@ from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from dynamo.api.answers.http import json_response
-from dynamo.api.call import HttpCall
+from dynamo.api.answers.sse import EVENTS, EventStream
+from dynamo.api.route import HttpCall
 from dynamo.frontend.state import Frontend
-from dynamo.protocols.errors import DynamoException, from_exception
+from dynamo.process.threads import in_thread
+from dynamo.protocols.errors import DynamoException, InvalidRequest, from_exception
 from dynamo.protocols.fields import FilledString
 from dynamo.protocols.instance import Instance
+from dynamo.router.decision import MOST_CANDIDATES
+from dynamo.router.placement import DECISIONS_KEPT
 from dynamo.runtime import Context
+from dynamo.runtime.inspection import InspectionRequest
+from dynamo.runtime.inspection.inspection import NDJSON, encoded_answer
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.one_item import OneItem
 from dynamo.serving.served_model import ServedModel
@@ -25,6 +32,9 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Batches = Annotated[float, msgspec.Meta(ge=0)]
 CLEAR_SECONDS = 30.0
 """Emptying a cache takes no time: a worker that has not answered by then will not."""
+DECISIONS_SHOWN = 20
+"""Unless the client says how many."""
+FLEET_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class WorkerResult(Struct, kw_only=True):
@@ -129,3 +139,41 @@ async def set_thresholds(frontend: Frontend, call: HttpCall[ThresholdRequest]) -
 
 def _thresholds(model: ServedModel) -> ModelThresholds:
     return ModelThresholds(model=model.name, **structs.asdict(model.router.thresholds))
+
+
+async def decisions(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    """The last choices of workers with their reasons, newest first."""
+    request = call.request
+    limit = _count(request, "limit", DECISIONS_SHOWN, DECISIONS_KEPT)
+    most = _count(request, "candidates", MOST_CANDIDATES, 1 << 20)
+    wanted = request.query.get("model")
+    models = [frontend.models.get(wanted)] if wanted else frontend.models.served()
+    found = [(decision, model.name) for model in models for decision in islice(reversed(model.router.decisions), limit)]
+    found.sort(key=lambda one: one[0].time, reverse=True)
+    return json_response({"decisions": [decision.record(name, most) for decision, name in found[:limit]]})
+
+
+def _count(request: web.Request, name: str, default: int, most: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
+        raise InvalidRequest(f"{name} must be a whole number up to {most}, not '{text}'.", name, "invalid_value")
+    return int(text)
+
+
+async def fleet_events(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    """The state of the fleet and its changes, as server-sent events."""
+    if call.request.method == "HEAD":
+        return web.Response(headers=FLEET_HEADERS, content_type=EVENTS)
+    stream = EventStream()
+    with frontend.fleet.viewer(stream, prefixes=call.request.query.get("prefixes") == "true"):
+        await stream.open(call.request, FLEET_HEADERS)
+        await stream.ended
+    return await stream.close()
+
+
+async def inspect_process(frontend: Frontend, call: HttpCall[InspectionRequest]) -> web.StreamResponse:
+    """What this process does, for `dynamo inspect`; by a thread, as that includes what the event loop does."""
+    body = await in_thread(lambda: b"".join(encoded_answer(frontend.inspection, call.body)))
+    return web.Response(body=body, content_type=NDJSON)

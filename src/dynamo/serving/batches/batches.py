@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from dynamo.protocols.files import (
 from dynamo.runtime import Context
 from dynamo.serving.batches.input_file import BatchProgress, check_file, now
 from dynamo.serving.batches.journal import Journal, JournalBusy, JournalHeader, JournalUnwritable
-from dynamo.serving.batches.line import BatchRequest, LineLimits, answer_request, read_line
+from dynamo.serving.batches.line import LineEndpoint, LineLimits, read_line
 from dynamo.serving.models import Models
 from dynamo.serving.store.files import Files, new_id
 from dynamo.serving.store.records import Records
@@ -77,6 +77,7 @@ class Batches:
         records: Records,
         files: Files,
         models: Models,
+        endpoints: Mapping[str, LineEndpoint],
         *,
         concurrency: int,
         error_body: ErrorBody,
@@ -93,6 +94,7 @@ class Batches:
         self._records = records
         self._files = files
         self._models = models
+        self._endpoints = endpoints
         self._concurrency = concurrency
         self._error_body = error_body
         self._is_stopping = is_stopping
@@ -275,9 +277,10 @@ class Batches:
 
     async def _outcome(self, endpoint: BatchEndpoint, line: bytes) -> tuple[dict[str, Any], bool]:
         id = _request_id()
-        read = read_line(line, endpoint)
+        read, answering = read_line(line, endpoint), self._endpoints[endpoint]
         try:
-            status, body = 200, await self._ask(read.request([] if self._ignore_unknown else None))
+            request = read.request(answering, [] if self._ignore_unknown else None)
+            status, body = 200, await self._ask(answering, request)
         except Exception as error:
             known = from_exception(error)
             if known is not error:
@@ -286,12 +289,12 @@ class Batches:
         response = {"status_code": status, "request_id": id, "body": body}
         return {"id": id, "custom_id": read.custom_id, "response": response, "error": None}, status != 200
 
-    async def _ask(self, request: BatchRequest) -> dict[str, Any]:
+    async def _ask(self, endpoint: LineEndpoint, request: Any) -> dict[str, Any]:
         for pause in (*BUSY_PAUSES, None):
             try:
                 context = Context()
                 context.tenant = self._tenant
-                return await answer_request(self._models.get(request.model), request, context)
+                return await endpoint.answer(self._models.get(request.model), request, context)
             except (Unavailable, ModelNotFound, ResourceExhausted) as error:
                 if pause is None or request.model in self._absent:
                     raise

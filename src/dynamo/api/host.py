@@ -1,75 +1,82 @@
-"""What the server keeps between requests, and where."""
+"""What the handlers of APIs need of the process that serves them, and what is kept there between requests."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from dynamo.api.answers.errors import error_answer
+from dynamo.api.openai.trace_payload import PayloadCapture
 from dynamo.api.responses import stored_conversations as conversations
 from dynamo.api.responses import stored_responses as responses
 from dynamo.api.responses.background import BackgroundResponses
 from dynamo.api.responses.stored_conversations import Conversations
 from dynamo.api.responses.stored_responses import ResponseStore
-from dynamo.frontend.admission.limits import KeyMeter, RateLimitExceeded
-from dynamo.frontend.callers import BYTES_PER_TOKEN, Callers
-from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.siblings import Siblings
 from dynamo.protocols.body_shape import BodyLimits
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import DynamoException, StartError
 from dynamo.serving.batches import batches
-from dynamo.serving.batches.batches import Batches
-from dynamo.serving.batches.line import LineLimits
+from dynamo.serving.batches.batches import Admit, Batches
+from dynamo.serving.batches.line import LineEndpoint, LineLimits
 from dynamo.serving.models import Models
 from dynamo.serving.store import Files, Limits, Records
 from dynamo.serving.store.files import delete_leftovers
 from dynamo.serving.store.processes import LiveProcesses
 from dynamo.serving.store.records import MemoryRecords, OwnedRecords
 from dynamo.serving.store.sqlite import SqliteRecords
+from dynamo.settings.frontend import FrontendSettings
 
 DATABASE = "state.sqlite"
 BATCHES = Limits(10_000, 64 << 20)
 
 
+class Owner(Struct, frozen=True):
+    """One API key, as what runs for it without a request sees it."""
+
+    admit: Admit
+    """Its limits."""
+    tenant: Tenant | None
+    """Who it is where requests wait."""
+
+
 class OwnedState:
-    """What the server keeps for one API key."""
+    """What is kept for one API key."""
 
     def __init__(
         self,
         records: Records,
         folder: Path | None,
-        config: FrontendConfig,
+        settings: FrontendSettings,
         models: Models,
+        endpoints: Mapping[str, LineEndpoint],
         processes: LiveProcesses,
         is_stopping: Callable[[], bool],
-        meter: KeyMeter | None,
-        tenant: Tenant | None,
+        owner: Owner,
     ) -> None:
-        """`meter` has the limits of the key, if there are any; `tenant` is who it is where requests wait."""
-        self.body_timeout = config.body_timeout
+        self.body_timeout = settings.body_timeout
         """How long an upload may pause."""
-        enabled = config.stored_responses > 0
+        enabled = settings.stored_responses > 0
         self.conversations = Conversations(records, enabled=enabled)
         self.responses = ResponseStore(records, self.conversations, processes, enabled=enabled)
-        self.background = BackgroundResponses(self.responses, config.background_responses)
-        self.files = Files(records, folder, config.stored_files_mb << 20)
+        self.background = BackgroundResponses(self.responses, settings.background_responses)
+        self.files = Files(records, folder, settings.stored_files_mb << 20)
         self.batches = Batches(
             records,
             self.files,
             models,
-            concurrency=config.http_batch_concurrency,
+            endpoints,
+            concurrency=settings.http_batch_concurrency,
             error_body=_error_body,
             is_stopping=is_stopping,
-            ignore_unknown=config.ignores_unknown_fields,
-            limits=LineLimits(config.body_limit_mb << 20, BodyLimits(config.body_items, config.body_fields)),
-            admit=partial(_admit, meter),
-            tenant=tenant,
+            ignore_unknown=settings.ignores_unknown_fields,
+            limits=LineLimits(settings.body_limit_mb << 20, BodyLimits(settings.body_items, settings.body_fields)),
+            admit=owner.admit,
+            tenant=owner.tenant,
         )
 
 
@@ -112,34 +119,38 @@ class KeptState:
             owned.files.close()
 
 
+class Host(Protocol):
+    """The HTTP process, as the handlers of APIs see it."""
+
+    models: Models
+    state: KeptState
+    """What is kept between requests, apart for each API key."""
+    payloads: PayloadCapture | None
+    """Where request traces keep what chats said."""
+
+
 async def open_state(
-    config: FrontendConfig,
-    siblings: Siblings | None,
+    settings: FrontendSettings,
+    owners: Mapping[str, Owner],
     models: Models,
+    endpoints: Mapping[str, LineEndpoint],
     is_stopping: Callable[[], bool],
-    callers: Callers,
+    shared: Path | None = None,
 ) -> KeptState:
     """Keep state in the configured folder. Without one it is in memory or, where several processes share the port, in
-    their common folder, which is deleted when they end."""
-    limits = Limits(config.stored_responses, config.stored_responses_mb << 20)
+    the folder that they share."""
+    limits = Limits(settings.stored_responses, settings.stored_responses_mb << 20)
     kinds = {responses.KIND: limits, conversations.KIND: limits, batches.KIND: BATCHES}
-    folder = _made(config.state_dir) if config.state_dir else siblings.folder if siblings else None
+    folder = _made(settings.state_dir) if settings.state_dir else shared
     records: Records = MemoryRecords(kinds)
     if folder is not None:
         records = await asyncio.to_thread(SqliteRecords, folder / DATABASE, kinds)
     processes = LiveProcesses(folder)
     owned = {
-        owner: OwnedState(
-            OwnedRecords(records, owner),
-            folder,
-            config,
-            models,
-            processes,
-            is_stopping,
-            callers.meter(owner),
-            callers.tenant(owner),
+        name: OwnedState(
+            OwnedRecords(records, name), folder, settings, models, endpoints, processes, is_stopping, owner
         )
-        for owner in config.keys().owners
+        for name, owner in owners.items()
     }
     return KeptState(records, folder, processes, owned)
 
@@ -151,15 +162,6 @@ def _made(path: str) -> Path:
     except OSError as error:
         raise StartError(f"--state-dir {folder}: {error.strerror}") from error
     return folder
-
-
-def _admit(meter: KeyMeter | None, size: int) -> float | Callable[[int], None]:
-    if meter is None:
-        return lambda used: None
-    try:
-        return meter.admit(size // BYTES_PER_TOKEN + 1).end
-    except RateLimitExceeded as error:
-        return error.retry_after
 
 
 def _error_body(error: DynamoException, request_id: str) -> tuple[int, Any]:

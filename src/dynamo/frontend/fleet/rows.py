@@ -1,9 +1,12 @@
-"""The workers of the fleet: one row per rank, with its load, health, tiers and version."""
+"""The rows of the fleet's document: its workers, and their last hand-offs."""
 
 from __future__ import annotations
 
-from dynamo.frontend.fleet.merge_patch import Document
+from itertools import islice
+
+from dynamo.frontend.fleet import Document
 from dynamo.frontend.measure.worker_metrics import LastRequests
+from dynamo.handoff.router.recent import Handoff
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelCard
 from dynamo.router.placement import RankStatus, TierStatus
@@ -13,10 +16,15 @@ from dynamo.serving.served_model import ServedModel
 
 LONGEST_NAME = 200
 """Characters of a name or an error that are shown."""
+MOST_HANDOFFS = 16
+"""Of each model."""
 
 
 class WorkerRows:
-    """Keeps what does not change of a worker: with hundreds of them, making it anew costs more than all else."""
+    """One row per rank, with its load, health, tiers and version.
+
+    What does not change of a worker is kept: with hundreds of them, making it anew costs more than all else.
+    """
 
     def __init__(self, models: Models, last_requests: LastRequests) -> None:
         self._models = models
@@ -99,3 +107,41 @@ def _tier(status: TierStatus) -> Document:
         "restored_tokens": report.restored_tokens,
         "saved_seconds": report.saved_seconds,
     }
+
+
+def handoff_rows(served: list[ServedModel]) -> Document:
+    """The last prompts of decode workers: who computed them, why, and how that went."""
+    return {
+        f"{handoff.time:.6f}/{handoff.request_id}": _handoff(handoff, model.name)
+        for model in served
+        if model.splitter
+        for handoff in islice(reversed(model.splitter.recent), MOST_HANDOFFS)
+    }
+
+
+def split_counts(model: ServedModel) -> Document:
+    """Since the start: `split` and `local` prompts, by reason."""
+    counts: Document = {}
+    for (remote, reason), count in (model.splitter.stats.decisions if model.splitter else {}).items():
+        counts.setdefault("split" if remote else "local", {})[reason] = count
+    return counts
+
+
+def _handoff(handoff: Handoff, model: str) -> Document:
+    row: Document = {
+        "time": round(handoff.time, 3),
+        "request_id": handoff.request_id,
+        "model": model,
+        "decode": str(handoff.decode_id),
+        "prompt_tokens": handoff.prompt_tokens,
+        "uncached_tokens": handoff.uncached_tokens,
+        "reason": handoff.reason,
+        "stage": handoff.stage.value,
+    }
+    if handoff.prefill_id is not None:
+        row["prefill"] = str(handoff.prefill_id)
+    if handoff.prefill_seconds is not None:
+        row["prefill_ms"] = round(handoff.prefill_seconds * 1000, 1)
+    if handoff.handoff_seconds is not None:
+        row["handoff_ms"] = round(handoff.handoff_seconds * 1000, 1)
+    return row

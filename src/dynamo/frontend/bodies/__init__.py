@@ -1,1 +1,0 @@
-"""Request bodies: read once, unpacked and decoded, within limits."""
