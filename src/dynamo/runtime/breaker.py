@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
+from dynamo.process.backoff import Backoff
+
 FAILURES = 5
 """Engine errors in a row that open a breaker."""
 FIRST_PAUSE_SECONDS = 1.0
@@ -26,12 +28,16 @@ class Breaker:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = BreakerState.CLOSED
-        self.pause = FIRST_PAUSE_SECONDS
-        """Until the next probe; doubles while it stays open."""
+        self._pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         self._clock = clock
         self._errors = 0
         self._tried: float | None = None
         """When the one request of the half-open state was sent."""
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next probe; they double while it stays open."""
+        return self._pauses.next
 
     @property
     def allows(self) -> bool:
@@ -50,7 +56,7 @@ class Breaker:
         return True
 
     def probe_failed(self) -> None:
-        self.pause = min(2 * self.pause, LONGEST_PAUSE_SECONDS)
+        self._pauses.pause()
 
     def error(self) -> bool:
         """The engine failed a request; returns whether that opened the breaker."""

@@ -10,6 +10,9 @@ from dynamo.runtime.credentials import without_credentials
 from dynamo.runtime.discovery.base import DiscoveryError
 from dynamo.settings import Setting, Settings, read
 
+RETRY_SECONDS = (0.1, 1.0)
+"""The first and the longest pause after etcd could not be reached or refused."""
+
 
 class EtcdConfig(Settings, frozen=True, kw_only=True):
     """After the store lost records, their owners have `lease_ttl + return_grace` seconds to put them again."""
