@@ -19,6 +19,7 @@ from dynamo.kv.index.index import Index
 from dynamo.kv.index.overlaps import Overlaps
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import WorkerRank
+from dynamo.kv.prompt_cost import estimate_tokens
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant
 from dynamo.protocols.errors import InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
@@ -26,7 +27,6 @@ from dynamo.protocols.instance import Instance
 from dynamo.router.choice.choose import Choice, choose
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet, RankTable
-from dynamo.router.choice.prompt_estimate import estimate_tokens
 from dynamo.router.choice.queue import Queue, RequestToPlace
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo.kv.prompt_cost import SLOWEST_SECONDS_PER_TOKEN
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import ConnectionTimeout
 from dynamo.router import stream_watch
-from dynamo.router.stream_watch import PREFILL_SECONDS_PER_TOKEN, StallClock, StallLimits, StreamClock
+from dynamo.router.stream_watch import StallClock, StallLimits, StreamClock
 from dynamo.runtime import Local, breaker, probe
 from support.scripted import Asked, RouterSide, ScriptedWorker, asking, routing
 from support.waiting import PATIENCE, until
@@ -45,7 +46,7 @@ def test_a_stream_that_has_begun_stalls_after_its_limit() -> None:
 def test_until_the_first_token_the_limit_is_larger_and_grows_with_the_prompts_that_wait() -> None:
     clocks = StallClock(LIMITS)
     long, short = stream(clocks, prompt_tokens=1000), stream(clocks, prompt_tokens=1)
-    late = LIMITS.first + 1001 * PREFILL_SECONDS_PER_TOKEN
+    late = LIMITS.first + 1001 * SLOWEST_SECONDS_PER_TOKEN
     assert stalled(clocks, late) == []
     assert stalled(clocks, late + 1) == [long, short]
 
