@@ -46,9 +46,9 @@ async def test_every_metric_that_is_named_exists(generate: Any) -> None:
         families: list[Any] = [
             *await live.server.families(),
             *component_metrics([EndpointCounts({})], 1.0),
-            *HandoffMetrics(HandoffLedger(), engine).collect(),
-            *TakeMetrics().collect(),
-            *CacheGauges().collect(),
+            *HandoffMetrics(HandoffLedger(), engine).families({}),
+            *TakeMetrics().families({}),
+            *CacheGauges().families({}),
             *TierMetrics(store, 8).collect(),
         ]
     store.close()

@@ -20,7 +20,7 @@ from dynamo.router import RoutingConfig
 from dynamo.runtime import DistributedRuntime, RuntimeConfig, records
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.names import FILES_ENDPOINT, card_key
-from dynamo.runtime.plane.memory import MemoryPlane
+from dynamo.runtime.plane.memory import MemoryHub, MemoryPlane
 from dynamo.serving import model_group
 from dynamo.serving.model_group import ModelGroup
 from dynamo.serving.models import Models
@@ -175,5 +175,5 @@ async def test_a_model_is_served_once_its_files_can_be_stored(
 
 
 def test_the_pause_between_attempts_doubles_up_to_a_minute() -> None:
-    pauses = ModelGroup("toy", InstanceSet("toy", MemoryPlane())).pauses
+    pauses = ModelGroup("toy", InstanceSet("toy", MemoryPlane(MemoryHub()))).pauses
     assert [pauses.pause() for _ in range(9)] == [1, 2, 4, 8, 16, 32, 64, 64, 64]

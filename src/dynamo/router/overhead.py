@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import cycle
 from time import perf_counter
 
-from dynamo.runtime.metrics.instruments import Histogram
+from dynamo.runtime.metrics import Histogram
 
 EVERY = 8
 """One choice in so many is measured: reading the clock takes about as long as hashing a short prompt."""

@@ -8,7 +8,7 @@ from msgspec import field
 
 from dynamo.kv.follow.stats import FollowStats
 from dynamo.router.overhead import Overhead
-from dynamo.runtime.metrics.instruments import Histogram
+from dynamo.runtime.metrics import Histogram
 
 HIT_RATE_BOUNDS = [step / 20 for step in range(21)]
 LOST_BOUNDS = [2.0**step for step in range(12)]

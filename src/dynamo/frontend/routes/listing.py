@@ -13,7 +13,7 @@ from dynamo.api.anthropic.answers import AnthropicModel, AnthropicModelList
 from dynamo.api.call import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.answers import Model, ModelList
-from dynamo.runtime.metrics.exposition import CONTENT_TYPE, exposition
+from dynamo.runtime.exposition import CONTENT_TYPE, exposition
 from dynamo.runtime.names import SCHEME
 from dynamo.serving.served_model import ServedModel
 

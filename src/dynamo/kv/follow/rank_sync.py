@@ -97,7 +97,7 @@ class RankSync:
         """Computed prompts in a row of which the rank holds no block, though it holds others."""
         self._config = config
         self._after_failure = Backoff(config.retry, config.longest)
-        self._after_gap = Backoff(config.patience, config.longest)
+        self.after_gap = Backoff(config.patience, config.longest)
         """When a snapshot has a gap to the next event; reset when events arrive without a gap."""
         self._cursor = Cursor()
         self._exact = False
@@ -130,8 +130,8 @@ class RankSync:
             return ()
         order = self._cursor.see(number)
         if order is Order.Next:
-            if self._after_gap.attempts:
-                self._after_gap.reset()
+            if self.after_gap.attempts:
+                self.after_gap.reset()
             return (event,)
         if order is Order.Stale and number:
             return ()
@@ -160,7 +160,7 @@ class RankSync:
         if connected:
             self.state = SyncState.Live
         else:
-            self._back_off(self._after_gap.pause())
+            self._back_off(self.after_gap.pause())
         return events
 
     def failed(self) -> Sequence[Action]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from dynamo.runtime.metrics.instruments import MetricFamily, Sample
+from dynamo.runtime.metrics import MetricFamily, Sample, merged
 from dynamo.runtime.status.config import StatusConfig
 from dynamo.runtime.status.counts import component_metrics
 from dynamo.runtime.status.served import ServedEndpoint
@@ -87,18 +87,16 @@ class Status:
 
     def collected(self) -> list[MetricFamily]:
         """The metrics of the engines; may block, and may be called in a thread. One that fails is left out."""
-        families: dict[str, MetricFamily] = {}
+        families: list[MetricFamily] = []
         for registry, labels in self._registries:
             try:
                 for metric in registry.collect():
-                    family = families.setdefault(
-                        metric.name, MetricFamily(metric.name, metric.documentation, metric.type, [])
-                    )
-                    family.samples += [Sample(each.name, labels | each.labels, each.value) for each in metric.samples]
+                    samples = [Sample(each.name, labels | each.labels, each.value) for each in metric.samples]
+                    families.append(MetricFamily(metric.name, metric.documentation, metric.type, samples))
             except Exception:
                 log.exception("the engine's metrics cannot be read")
-        return list(families.values())
+        return merged(families)
 
     def metrics(self) -> list[MetricFamily]:
         own = component_metrics([served.counts for served in self._endpoints], self.uptime)
-        return [*own, *(family for source in self._sources for family in source())]
+        return [*own, *merged(family for source in self._sources for family in source())]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
-from dynamo.runtime.metrics.instruments import MetricFamily
+from dynamo.runtime.metrics import MetricFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -15,7 +15,7 @@ def exposition(snapshots: Iterable[MetricFamily]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     snapshots = list(snapshots)
     plain = [snapshot for snapshot in snapshots if _is_unsuffixed(snapshot)]
-    registry.register(_Fixed([_metric(snapshot) for snapshot in snapshots]))
+    registry.register(_Fixed(prometheus_metrics(snapshots)))
     text = generate_latest(registry)
     for snapshot in plain:
         kind = f"# TYPE {snapshot.name} ".encode()
@@ -26,6 +26,11 @@ def exposition(snapshots: Iterable[MetricFamily]) -> bytes:
 def _is_unsuffixed(snapshot: MetricFamily) -> bool:
     """Whether it is a counter whose name does not end in `_total`, as some of ai-dynamo's; the library adds that."""
     return snapshot.kind == "counter" and any(sample.name == snapshot.name for sample in snapshot.samples)
+
+
+def prometheus_metrics(snapshots: Iterable[MetricFamily]) -> list[Metric]:
+    """What a collector of the library yields."""
+    return [_metric(snapshot) for snapshot in snapshots]
 
 
 def _metric(snapshot: MetricFamily) -> Metric:
