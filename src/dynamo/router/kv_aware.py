@@ -35,10 +35,9 @@ from dynamo.router.load.rank_status import kv_status
 from dynamo.router.load.replicas import Replicas
 from dynamo.router.load.reported import NO_REPORT, ReportedLoads
 from dynamo.router.load_book import LoadBook
-from dynamo.router.overhead import ChoiceTimer, Overhead
 from dynamo.router.placement import DECISIONS_KEPT, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.prefix_copies import PrefixCopies
-from dynamo.router.stats import RouterStats
+from dynamo.router.stats import ChoiceTimer, Overhead, RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet

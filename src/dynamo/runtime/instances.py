@@ -13,7 +13,7 @@ from dynamo.protocols.errors import DynamoException, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.runtime.breaker import Breaker
 from dynamo.runtime.plane.base import Channel, RequestPlane
-from dynamo.runtime.probe import answers
+from dynamo.runtime.status.canary import answers
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from dynamo.handoff.router.split import Splitter
 from dynamo.protocols.card import WorkerType
 from dynamo.router.families import PREFIX, LabelledRouter
 from dynamo.router.kv_aware import KvAwareRouter
-from dynamo.router.overhead import Overhead
+from dynamo.router.stats import Overhead
 from dynamo.runtime.metrics import Metric, MetricFamily, families
 from dynamo.serving.served_model import ServedModel
 

@@ -17,7 +17,7 @@ from dynamo.protocols.fields import FilledString
 from dynamo.protocols.instance import Instance
 from dynamo.runtime import Context
 from dynamo.runtime.names import CLEAR_ENDPOINT
-from dynamo.runtime.one_item import OneItem
+from dynamo.runtime.stream import OneItem
 from dynamo.serving.served_model import ServedModel
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

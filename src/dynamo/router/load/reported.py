@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from dynamo.kv.follow.subscriptions import Subscriptions
-from dynamo.kv.messages import ActiveLoad, WorkerRank
-from dynamo.kv.subjects import KV_METRICS, LOAD_REPORT_SECONDS
+from dynamo.kv.messages import KV_METRICS, LOAD_REPORT_SECONDS, ActiveLoad, WorkerRank
 from dynamo.protocols.card import MAX_RANKS
 from dynamo.protocols.instance import Instance
 from dynamo.router.stats import RouterStats

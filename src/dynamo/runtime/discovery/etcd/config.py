@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from dynamo.runtime.credentials import without_credentials
+from dynamo.process.addresses import without_credentials
 from dynamo.runtime.discovery.base import DiscoveryError
 from dynamo.settings import Setting, Settings, read
 
