@@ -104,68 +104,39 @@ def _ms(seconds: float | None) -> float | None:
 
 _METRICS: tuple[Metric[_Tick], ...] = (
     Metric("gauge", "num_prefill_replicas", "Prefill workers that take requests", lambda tick: tick.serving("prefill")),
-    Metric(
-        "gauge", "num_decode_replicas", "Decode workers, or workers that do both, that take requests",
-        lambda tick: tick.serving("decode"),
-    ),
-    Metric(
-        "gauge", "wanted_prefill_replicas", "Prefill workers that the last decision asks for",
-        lambda tick: tick.wanted("prefill"),
-    ),
-    Metric(
-        "gauge", "wanted_decode_replicas", "Decode workers, or workers that do both, that the last decision asks for",
-        lambda tick: tick.wanted("decode"),
-    ),
-    Metric(
-        "gauge", "observed_request_rate", "Requests per second in the last interval", lambda tick: tick.request_rate()
-    ),
-    Metric(
-        "gauge", "observed_isl", "Mean prompt tokens of the requests that ended in the last interval",
-        lambda tick: tick.traffic.input_tokens if tick.traffic else None,
-    ),
-    Metric(
-        "gauge", "observed_osl", "Mean output tokens of those requests",
-        lambda tick: tick.traffic.output_tokens if tick.traffic else None,
-    ),
-    Metric(
-        "gauge", "observed_ttft_ms", "Mean time to the first token in the last interval",
-        lambda tick: _ms(tick.traffic.ttft) if tick.traffic else None,
-    ),
-    Metric(
-        "gauge", "observed_itl_ms", "Mean time between tokens in the last interval",
-        lambda tick: _ms(tick.traffic.itl) if tick.traffic else None,
-    ),
-    Metric(
-        "gauge", "predicted_request_rate",
+    Metric("gauge", "num_decode_replicas", "Decode workers, or workers that do both, that take requests",
+        lambda tick: tick.serving("decode")),
+    Metric("gauge", "wanted_prefill_replicas", "Prefill workers that the last decision asks for",
+        lambda tick: tick.wanted("prefill")),
+    Metric("gauge", "wanted_decode_replicas",
+        "Decode workers, or workers that do both, that the last decision asks for", lambda tick: tick.wanted("decode")),
+    Metric("gauge", "observed_request_rate", "Requests per second in the last interval",
+        lambda tick: tick.request_rate()),
+    Metric("gauge", "observed_isl", "Mean prompt tokens of the requests that ended in the last interval",
+        lambda tick: tick.traffic.input_tokens if tick.traffic else None),
+    Metric("gauge", "observed_osl", "Mean output tokens of those requests",
+        lambda tick: tick.traffic.output_tokens if tick.traffic else None),
+    Metric("gauge", "observed_ttft_ms", "Mean time to the first token in the last interval",
+        lambda tick: _ms(tick.traffic.ttft) if tick.traffic else None),
+    Metric("gauge", "observed_itl_ms", "Mean time between tokens in the last interval",
+        lambda tick: _ms(tick.traffic.itl) if tick.traffic else None),
+    Metric("gauge", "predicted_request_rate",
         "Requests per second that are expected when a worker started now would be ready",
-        lambda tick: tick.forecast.requests_per_second,
-    ),
-    Metric(
-        "gauge", "predicted_isl", "Prompt tokens that are expected of a request",
-        lambda tick: tick.forecast.input_tokens,
-    ),
-    Metric(
-        "gauge", "predicted_osl", "Output tokens that are expected of a request",
-        lambda tick: tick.forecast.output_tokens,
-    ),
-    Metric(
-        "gauge", "engine_prefill_capacity_requests_per_second", "What one worker sustains within ttft_ms",
-        lambda tick: tick.capacity("prefill", tick.forecast.ttft, tick.config.ttft_ms, TTFT_TAIL),
-    ),
-    Metric(
-        "gauge", "engine_decode_capacity_requests_per_second", "What one worker sustains within itl_ms",
-        lambda tick: tick.capacity("decode", tick.forecast.itl, tick.config.itl_ms, itl_tail(tick.config)),
-    ),
-    Metric(
-        "gauge", "engine_queued_prefill_tokens", "Prompt tokens without a first output",
-        lambda tick: tick.queued_tokens(),
-    ),
+        lambda tick: tick.forecast.requests_per_second),
+    Metric("gauge", "predicted_isl", "Prompt tokens that are expected of a request",
+        lambda tick: tick.forecast.input_tokens),
+    Metric("gauge", "predicted_osl", "Output tokens that are expected of a request",
+        lambda tick: tick.forecast.output_tokens),
+    Metric("gauge", "engine_prefill_capacity_requests_per_second", "What one worker sustains within ttft_ms",
+        lambda tick: tick.capacity("prefill", tick.forecast.ttft, tick.config.ttft_ms, TTFT_TAIL)),
+    Metric("gauge", "engine_decode_capacity_requests_per_second", "What one worker sustains within itl_ms",
+        lambda tick: tick.capacity("decode", tick.forecast.itl, tick.config.itl_ms, itl_tail(tick.config))),
+    Metric("gauge", "engine_queued_prefill_tokens", "Prompt tokens without a first output",
+        lambda tick: tick.queued_tokens()),
     Metric("gauge", "sla_target_ttft_ms", "ttft_ms of the configuration", lambda tick: tick.config.ttft_ms),
     Metric("gauge", "sla_target_itl_ms", "itl_ms of the configuration", lambda tick: tick.config.itl_ms),
     Metric("gauge", "gpu_hours", "GPU-hours of the workers since the planner started", lambda tick: tick.gpu_hours),
-    Metric(
-        "gauge", "scaling_decision", "1 for what was decided last", lambda tick: tick.states(), ("role", "state")
-    ),
+    Metric("gauge", "scaling_decision", "1 for what was decided last", lambda tick: tick.states(), ("role", "state")),
 )  # fmt: skip
 
 

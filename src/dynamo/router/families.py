@@ -98,77 +98,48 @@ def _silent(routers: Sequence[LabelledRouter]) -> Counter[tuple[str, ...]]:
 
 _ANSWERING: tuple[Metric[LabelledRouter], ...] = (
     Metric("counter", "requests_total", "Requests placed", lambda one: one.router.stats.requests),
-    Metric(
-        "counter", "requests_started_total", "Requests placed, under ai-dynamo's other name",
-        lambda one: one.router.stats.requests,
-    ),
+    Metric("counter", "requests_started_total", "Requests placed, under ai-dynamo's other name",
+        lambda one: one.router.stats.requests),
     Metric("counter", "rejections_total", "Requests refused: all are busy", lambda one: one.router.stats.rejected),
     Metric("counter", "prompt_blocks_total", "KV blocks of prompts", lambda one: one.router.stats.prompt_blocks),
-    Metric(
-        "counter", "overlap_blocks_total", "KV blocks of prompts that the chosen worker had cached",
-        lambda one: one.router.stats.overlap_blocks,
-    ),
+    Metric("counter", "overlap_blocks_total", "KV blocks of prompts that the chosen worker had cached",
+        lambda one: one.router.stats.overlap_blocks),
     Metric("counter", "kv_events_total", "KV events applied", lambda one: one.router.stats.events.total()),
-    Metric(
-        "counter", "kv_snapshots_total", "Snapshots requested from workers", lambda one: one.router.stats.snapshots
-    ),
-    Metric(
-        "counter", "prefix_copies_total", "Shared prefixes that idle workers were asked to compute ahead",
-        lambda one: one.router.stats.copies,
-    ),
+    Metric("counter", "kv_snapshots_total", "Snapshots requested from workers", lambda one: one.router.stats.snapshots),
+    Metric("counter", "prefix_copies_total", "Shared prefixes that idle workers were asked to compute ahead",
+        lambda one: one.router.stats.copies),
     Metric("counter", "copied_blocks_total", "KV blocks computed ahead", lambda one: one.router.stats.copied_blocks),
-    Metric(
-        "gauge", "active_requests", "Requests placed and not ended, by any frontend", lambda one: one.router.active
-    ),
-    Metric(
-        "gauge", "kv_known_blocks", "KV blocks believed to be cached, counted once per worker",
-        lambda one: one.router.known_blocks,
-    ),
-    Metric(
-        "counter", "replica_requests_total", "Requests that other frontends placed",
-        lambda one: one.router.stats.replica_requests,
-    ),
-    Metric(
-        "histogram", "kv_hit_rate", "Share of a prompt that the chosen worker had cached", lambda one: one.hit_rate()
-    ),
+    Metric("gauge", "active_requests", "Requests placed and not ended, by any frontend", lambda one: one.router.active),
+    Metric("gauge", "kv_known_blocks", "KV blocks believed to be cached, counted once per worker",
+        lambda one: one.router.known_blocks),
+    Metric("counter", "replica_requests_total", "Requests that other frontends placed",
+        lambda one: one.router.stats.replica_requests),
+    Metric("histogram", "kv_hit_rate", "Share of a prompt that the chosen worker had cached",
+        lambda one: one.hit_rate()),
 )  # fmt: skip
-_REGISTERED: Metric[Sequence[LabelledRouter]] = Metric(
-    "gauge", "worker_registered", "1 for each rank of a worker that requests can be sent to", _registered,
-    ("router_worker_id", "dp_rank", "worker_type"),
-)  # fmt: skip
+_REGISTERED: Metric[Sequence[LabelledRouter]] = Metric("gauge", "worker_registered",
+    "1 for each rank of a worker that requests can be sent to", _registered,
+    ("router_worker_id", "dp_rank", "worker_type"))  # fmt: skip
 _EVENTS: tuple[Metric[Sequence[LabelledRouter]], ...] = (
-    Metric(
-        "counter", "dynamo_component_kv_cache_events_applied", "KV events by type and by what became of them",
-        _events, ("model", "event_type", "status"),
-    ),
-    Metric(
-        "counter", "dynamo_component_kv_cache_event_warnings", "KV events that were applied but should not have come",
-        _duplicates, ("model", "warning_kind"),
-    ),
+    Metric("counter", "dynamo_component_kv_cache_events_applied", "KV events by type and by what became of them",
+        _events, ("model", "event_type", "status")),
+    Metric("counter", "dynamo_component_kv_cache_event_warnings",
+        "KV events that were applied but should not have come", _duplicates, ("model", "warning_kind")),
 )  # fmt: skip
 _CHOICES: tuple[Metric[LabelledRouter], ...] = (
-    Metric(
-        "counter", "non_max_overlap_selections_total", "Choices of a worker although another had more of the prompt",
-        lambda one: one.router.stats.non_max_overlap_selections,
-    ),
-    Metric(
-        "histogram", "overlap_blocks_lost", "KV blocks that the other had more in such a choice",
-        lambda one: one.router.stats.overlap_blocks_lost,
-    ),
+    Metric("counter", "non_max_overlap_selections_total", "Choices of a worker although another had more of the prompt",
+        lambda one: one.router.stats.non_max_overlap_selections),
+    Metric("histogram", "overlap_blocks_lost", "KV blocks that the other had more in such a choice",
+        lambda one: one.router.stats.overlap_blocks_lost),
 )  # fmt: skip
 _CACHED: tuple[Metric[LabelledRouter], ...] = (
-    Metric(
-        "counter", "kv_selected_cached_prefix_tokens_total",
+    Metric("counter", "kv_selected_cached_prefix_tokens_total",
         "Prompt tokens that the chosen worker was believed to have cached",
-        lambda one: one.block_size * one.router.stats.overlap_blocks,
-    ),
-    Metric(
-        "counter", "kv_best_eligible_cached_prefix_tokens_total",
+        lambda one: one.block_size * one.router.stats.overlap_blocks),
+    Metric("counter", "kv_best_eligible_cached_prefix_tokens_total",
         "Prompt tokens that the worker with the longest prefix was believed to have cached",
-        lambda one: one.block_size * (one.router.stats.overlap_blocks + one.router.stats.overlap_blocks_lost.total),
-    ),
+        lambda one: one.block_size * (one.router.stats.overlap_blocks + one.router.stats.overlap_blocks_lost.total)),
 )  # fmt: skip
-_SILENT: Metric[Sequence[LabelledRouter]] = Metric(
-    "gauge", "kv_event_source_mismatch_workers", "Workers chosen by load only: what they cache is not known", _silent,
-    ("model", "worker_type", "target_namespace", "target_component", "target_endpoint"),
-)  # fmt: skip
+_SILENT: Metric[Sequence[LabelledRouter]] = Metric("gauge", "kv_event_source_mismatch_workers",
+    "Workers chosen by load only: what they cache is not known", _silent,
+    ("model", "worker_type", "target_namespace", "target_component", "target_endpoint"))  # fmt: skip

@@ -31,9 +31,8 @@ from dynamo.router.choice.queue import Queue, RequestToPlace
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
 from dynamo.router.load.active_requests import ActiveRequests, KvPlacement
-from dynamo.router.load.rank_status import kv_status
 from dynamo.router.load.replicas import Replicas
-from dynamo.router.load.reported import NO_REPORT, ReportedLoads
+from dynamo.router.load.reported import NO_REPORT, ReportedLoads, kv_status
 from dynamo.router.load_book import LoadBook
 from dynamo.router.placement import DECISIONS_KEPT, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.prefix_copies import PrefixCopies

@@ -23,7 +23,7 @@ class TierMetrics:
 
     def _families(self, store: TierStore) -> Iterator[MetricFamily]:
         tiers = {tier: _Tier(tier, store, self._block_size) for tier in store.costs}
-        yield from families(_METRICS, [({"tier": tier.value}, one) for tier, one in tiers.items()])
+        yield from families(_METRICS, [({"tier": tier.value}, one) for tier, one in tiers.items()], "dynamo_kv_tier_")
         yield _MATCHED.family([({}, store)])
         for tier, metrics in _KVBM.items():
             if tier in tiers:
@@ -53,57 +53,27 @@ class _Tier(Struct, frozen=True):
 
 
 _METRICS: tuple[Metric[_Tier], ...] = (
-    Metric(
-        "counter", "dynamo_kv_tier_restored_tokens_total", "tokens restored from the tier instead of computed",
-        lambda one: one.costs.restored_tokens,
-    ),
-    Metric(
-        "counter", "dynamo_kv_tier_restored_bytes_total", "bytes restored from the tier",
-        lambda one: one.costs.restored_bytes,
-    ),
-    Metric(
-        "counter", "dynamo_kv_tier_restore_seconds_total", "time spent on restoring",
-        lambda one: one.costs.restore_seconds,
-    ),
-    Metric(
-        "counter", "dynamo_kv_tier_saved_seconds_total", "time that computing the restored tokens would have taken",
-        lambda one: one.costs.saved_seconds,
-    ),
-    Metric(
-        "counter", "dynamo_kv_tier_stored_tokens_total", "tokens stored in the tier",
-        lambda one: one.costs.stored_tokens,
-    ),
-    Metric(
-        "counter", "dynamo_kv_tier_stored_bytes_total", "bytes stored in the tier", lambda one: one.costs.stored_bytes
-    ),
-    Metric(
-        "counter", "dynamo_kv_tier_store_seconds_total", "time that requests waited for storing",
-        lambda one: one.costs.store_seconds,
-    ),
-    Metric(
-        "counter", "dynamo_kv_tier_hits_total", "segments that were looked for and found", lambda one: one.costs.hits
-    ),
-    Metric(
-        "counter", "dynamo_kv_tier_misses_total", "segments that were looked for and not found",
-        lambda one: one.costs.misses,
-    ),
-    Metric(
-        "counter", "dynamo_kv_tier_failures_total",
-        "segments that were damaged or could not be read, written or restored", lambda one: one.costs.failures,
-    ),
-    Metric("gauge", "dynamo_kv_tier_bytes", "bytes held by the tier", lambda one: one.store.held[one.tier].used),
-    Metric(
-        "gauge", "dynamo_kv_tier_limit_bytes", "bytes the tier may hold", lambda one: one.store.held[one.tier].limit
-    ),
-    Metric(
-        "gauge", "dynamo_kv_tier_worthwhile", "1: restoring is faster than computing",
-        lambda one: one.costs.worthwhile(one.store.prefill),
-    ),
+    Metric("counter", "restored_tokens_total", "tokens restored from the tier instead of computed",
+        lambda one: one.costs.restored_tokens),
+    Metric("counter", "restored_bytes_total", "bytes restored from the tier", lambda one: one.costs.restored_bytes),
+    Metric("counter", "restore_seconds_total", "time spent on restoring", lambda one: one.costs.restore_seconds),
+    Metric("counter", "saved_seconds_total", "time that computing the restored tokens would have taken",
+        lambda one: one.costs.saved_seconds),
+    Metric("counter", "stored_tokens_total", "tokens stored in the tier", lambda one: one.costs.stored_tokens),
+    Metric("counter", "stored_bytes_total", "bytes stored in the tier", lambda one: one.costs.stored_bytes),
+    Metric("counter", "store_seconds_total", "time that requests waited for storing",
+        lambda one: one.costs.store_seconds),
+    Metric("counter", "hits_total", "segments that were looked for and found", lambda one: one.costs.hits),
+    Metric("counter", "misses_total", "segments that were looked for and not found", lambda one: one.costs.misses),
+    Metric("counter", "failures_total",
+        "segments that were damaged or could not be read, written or restored", lambda one: one.costs.failures),
+    Metric("gauge", "bytes", "bytes held by the tier", lambda one: one.store.held[one.tier].used),
+    Metric("gauge", "limit_bytes", "bytes the tier may hold", lambda one: one.store.held[one.tier].limit),
+    Metric("gauge", "worthwhile", "1: restoring is faster than computing",
+        lambda one: one.costs.worthwhile(one.store.prefill)),
 )  # fmt: skip
-_MATCHED: Metric[TierStore] = Metric(
-    "counter", "kvbm_matched_tokens_total", "tokens restored from any tier",
-    lambda store: sum(costs.restored_tokens for costs in store.costs.values()),
-)  # fmt: skip
+_MATCHED: Metric[TierStore] = Metric("counter", "kvbm_matched_tokens_total", "tokens restored from any tier",
+    lambda store: sum(costs.restored_tokens for costs in store.costs.values()))  # fmt: skip
 _KVBM: dict[Tier, tuple[Metric[_Tier], ...]] = {
     Tier.Host: (
         Metric("counter", "kvbm_offload_blocks_d2h_total", "blocks stored", lambda one: one.stored_blocks),

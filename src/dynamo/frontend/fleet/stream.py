@@ -110,10 +110,8 @@ class FleetStream:
                 self._viewers[stream] = False
 
 
-VIEWING: Metric[FleetStream] = Metric(
-    "counter", "fleet_view_cpu_seconds_total", "Processor time spent for viewers of the fleet",
-    lambda stream: stream.seconds,
-)  # fmt: skip
+VIEWING: Metric[FleetStream] = Metric("counter", "fleet_view_cpu_seconds_total",
+    "Processor time spent for viewers of the fleet", lambda stream: stream.seconds)  # fmt: skip
 
 
 def _event(name: str, document: Document) -> bytes:

@@ -176,10 +176,8 @@ class _Adapter(Struct, frozen=True):
         return self.asked.inflight.value if self.asked else 0
 
 
-_ACTIVE: Metric[FrontendMetrics] = Metric(
-    "gauge", "active_requests", "Requests between arrival and answer's end", lambda metrics: metrics.inflight.children,
-    ("model",),
-)  # fmt: skip
+_ACTIVE: Metric[FrontendMetrics] = Metric("gauge", "active_requests", "Requests between arrival and answer's end",
+    lambda metrics: metrics.inflight.children, ("model",))  # fmt: skip
 """The same as `inflight_requests`, under a name that dashboards know too."""
 _CARDS: tuple[Metric[ModelCard], ...] = (
     Metric("gauge", "context_length", "Longest sequence the model takes", lambda card: card.context_length),
@@ -187,18 +185,14 @@ _CARDS: tuple[Metric[ModelCard], ...] = (
     Metric("gauge", "migration_limit", "How often a request may move", lambda card: card.migration_limit),
     Metric("gauge", "total_kv_blocks", "KV blocks of a worker", lambda card: card.runtime_config.total_kv_blocks),
     Metric("gauge", "max_num_seqs", "Sequences a worker runs at once", lambda card: card.runtime_config.max_num_seqs),
-    Metric(
-        "gauge", "max_num_batched_tokens", "Tokens a worker takes in one step",
-        lambda card: card.runtime_config.max_num_batched_tokens,
-    ),
+    Metric("gauge", "max_num_batched_tokens", "Tokens a worker takes in one step",
+        lambda card: card.runtime_config.max_num_batched_tokens),
 )  # fmt: skip
 _ADAPTERS: tuple[Metric[_Adapter], ...] = (
     Metric("gauge", "active_requests", "Running requests with an adapter", lambda adapter: adapter.running),
     Metric("gauge", "is_active", "1 while a request with the adapter runs", lambda adapter: adapter.running > 0),
-    Metric(
-        "gauge", "replica_factor", "Workers that have loaded an adapter",
-        lambda adapter: len(adapter.model.router.instances.ids()),
-    ),
+    Metric("gauge", "replica_factor", "Workers that have loaded an adapter",
+        lambda adapter: len(adapter.model.router.instances.ids())),
 )  # fmt: skip
 
 

@@ -72,40 +72,24 @@ def overhead_metrics(router_id: int, models: Iterable[ServedModel]) -> list[Metr
 
 _QUEUE: tuple[Metric[ServedModel], ...] = (
     Metric("gauge", "pending_requests", "Requests that wait for a worker", lambda model: model.router.waiting),
-    Metric(
-        "gauge", "pending_isl_tokens", "Tokens in the prompts of the requests that wait",
-        lambda model: model.router.waiting_tokens,
-    ),
-    Metric(
-        "gauge", "pending_cached_tokens", "Those of them that a worker had cached when they began to wait",
-        lambda model: model.router.waiting_cached_tokens if isinstance(model.router, KvAwareRouter) else None,
-    ),
-    Metric(
-        "counter", "backpressure_total", "Requests refused because too many wait already",
-        lambda model: {("request_limit",): model.router.stats.queue_full}, ("reason",),
-    ),
+    Metric("gauge", "pending_isl_tokens", "Tokens in the prompts of the requests that wait",
+        lambda model: model.router.waiting_tokens),
+    Metric("gauge", "pending_cached_tokens", "Those of them that a worker had cached when they began to wait",
+        lambda model: model.router.waiting_cached_tokens if isinstance(model.router, KvAwareRouter) else None),
+    Metric("counter", "backpressure_total", "Requests refused because too many wait already",
+        lambda model: {("request_limit",): model.router.stats.queue_full}, ("reason",)),
 )  # fmt: skip
 _REQUESTS: tuple[Metric[_Asked], ...] = (
-    Metric(
-        "histogram", "time_to_first_token_seconds", "From the call of the router to the first token",
-        lambda asked: asked.model.routed_first,
-    ),
-    Metric(
-        "histogram", "inter_token_latency_seconds", "Time per token after the first",
-        lambda asked: asked.model.inter_token,
-    ),
-    Metric(
-        "histogram", "input_sequence_tokens", "Tokens in the prompts of a request",
-        lambda asked: {(asked.router.phase,): asked.model.input_tokens}, ("phase",),
-    ),
-    Metric(
-        "histogram", "output_sequence_tokens", "Tokens generated for a request",
-        lambda asked: asked.model.output_sequence,
-    ),
-    Metric(
-        "counter", "kv_worker_reused_tokens_total", "Prompt tokens that workers say they had cached",
-        lambda asked: {(asked.router.phase,): asked.model.cached_tokens.total}, ("phase",),
-    ),
+    Metric("histogram", "time_to_first_token_seconds", "From the call of the router to the first token",
+        lambda asked: asked.model.routed_first),
+    Metric("histogram", "inter_token_latency_seconds", "Time per token after the first",
+        lambda asked: asked.model.inter_token),
+    Metric("histogram", "input_sequence_tokens", "Tokens in the prompts of a request",
+        lambda asked: {(asked.router.phase,): asked.model.input_tokens}, ("phase",)),
+    Metric("histogram", "output_sequence_tokens", "Tokens generated for a request",
+        lambda asked: asked.model.output_sequence),
+    Metric("counter", "kv_worker_reused_tokens_total", "Prompt tokens that workers say they had cached",
+        lambda asked: {(asked.router.phase,): asked.model.cached_tokens.total}, ("phase",)),
 )  # fmt: skip
 _DECISIONS: Metric[Splitter] = Metric(
     "counter", "disagg_decisions_total", "Requests to decode workers, by who computed the prompt and why",
@@ -115,25 +99,16 @@ _DECISIONS: Metric[Splitter] = Metric(
     },
     ("prefill", "reason"),
 )  # fmt: skip
-_TRANSFER: Metric[Splitter] = Metric(
-    "histogram", "kv_transfer_estimated_latency_seconds", "Expected time of transfer and hop of split requests",
-    lambda splitter: splitter.stats.transfer if splitter.pool.serves else None,
-)  # fmt: skip
+_TRANSFER: Metric[Splitter] = Metric("histogram", "kv_transfer_estimated_latency_seconds",
+    "Expected time of transfer and hop of split requests",
+    lambda splitter: splitter.stats.transfer if splitter.pool.serves else None)  # fmt: skip
 _OVERHEAD: tuple[Metric[Overhead], ...] = (
-    Metric(
-        "histogram", "block_hashing_ms", "Hashing a prompt's blocks, in milliseconds",
-        lambda overhead: overhead.hashing, scale=1000,
-    ),
-    Metric(
-        "histogram", "indexer_find_matches_ms", "Finding who has them cached, in milliseconds",
-        lambda overhead: overhead.matching, scale=1000,
-    ),
-    Metric(
-        "histogram", "scheduling_ms", "Weighing the workers and booking one, in milliseconds",
-        lambda overhead: overhead.choosing, scale=1000,
-    ),
-    Metric(
-        "histogram", "total_ms", "All of it; waiting for a worker to be free is not in it, in milliseconds",
-        lambda overhead: overhead.total, scale=1000,
-    ),
+    Metric("histogram", "block_hashing_ms", "Hashing a prompt's blocks, in milliseconds",
+        lambda overhead: overhead.hashing, scale=1000),
+    Metric("histogram", "indexer_find_matches_ms", "Finding who has them cached, in milliseconds",
+        lambda overhead: overhead.matching, scale=1000),
+    Metric("histogram", "scheduling_ms", "Weighing the workers and booking one, in milliseconds",
+        lambda overhead: overhead.choosing, scale=1000),
+    Metric("histogram", "total_ms", "All of it; waiting for a worker to be free is not in it, in milliseconds",
+        lambda overhead: overhead.total, scale=1000),
 )  # fmt: skip

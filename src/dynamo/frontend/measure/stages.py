@@ -66,21 +66,15 @@ _METRICS: tuple[Metric[_Seen], ...] = (
         },
         ("stage",),
     ),
-    Metric(
-        "gauge", "stage_requests", "Requests in a stage",
-        lambda seen: {(stage, phase): seen.by_stage[stage] for stage, phase in PHASES.items()}, ("stage", "phase"),
-    ),
+    Metric("gauge", "stage_requests", "Requests in a stage",
+        lambda seen: {(stage, phase): seen.by_stage[stage] for stage, phase in PHASES.items()}, ("stage", "phase")),
     Metric("histogram", "template_seconds", "Messages into a prompt", lambda seen: seen.stages.prompts.template),
     Metric("histogram", "tokenize_seconds", "A prompt into token ids", lambda seen: seen.stages.prompts.tokenize),
-    Metric(
-        "histogram", "tokenizer_latency_ms", "What the tokenizer takes, in milliseconds",
-        lambda seen: {("tokenize",): seen.stages.prompts.tokenize}, ("operation",), scale=1000,
-    ),
+    Metric("histogram", "tokenizer_latency_ms", "What the tokenizer takes, in milliseconds",
+        lambda seen: {("tokenize",): seen.stages.prompts.tokenize}, ("operation",), scale=1000),
 )  # fmt: skip
 _PLANE: tuple[Metric[_Seen], ...] = (
-    Metric(
-        "histogram", "roundtrip_ttft_seconds", "From a request's sending to its first token",
-        lambda seen: seen.stages.roundtrip,
-    ),
+    Metric("histogram", "roundtrip_ttft_seconds", "From a request's sending to its first token",
+        lambda seen: seen.stages.roundtrip),
     Metric("gauge", "inflight_requests", "Streams open at workers", lambda seen: seen.streams),
 )  # fmt: skip

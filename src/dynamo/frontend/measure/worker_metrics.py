@@ -70,27 +70,20 @@ def _labels(card: ModelCard, worker_id: int, dp_rank: int | None) -> dict[str, s
     return dict(zip(_LABELS, (str(worker_id), str(dp_rank or 0), worker_type(card.worker_type)), strict=True))
 
 
-_WORKERS: Metric[ServedModel] = Metric(
-    "gauge", "model_workers", "Workers that take requests", _counts, ("worker_type",)
-)
+_WORKERS: Metric[ServedModel] = Metric("gauge", "model_workers", "Workers that take requests", _counts,
+    ("worker_type",))  # fmt: skip
 _LOADS: tuple[Metric[_Loads], ...] = (
     Metric("gauge", "active_decode_blocks", "KV blocks in use", lambda loads: loads.blocks, _LABELS),
     Metric(
         "gauge", "active_prefill_tokens", "Prompt tokens without a first output", lambda loads: loads.tokens, _LABELS
     ),
 )
-_READY: Metric[Mapping[str, bool]] = Metric(
-    "gauge", "model_ready", "1 when requests to a registered model are served",
-    lambda readiness: {(model,): int(ready) for model, ready in readiness.items()}, ("model",),
-)  # fmt: skip
+_READY: Metric[Mapping[str, bool]] = Metric("gauge", "model_ready", "1 when requests to a registered model are served",
+    lambda readiness: {(model,): int(ready) for model, ready in readiness.items()}, ("model",))  # fmt: skip
 _LAST: tuple[Metric[LastRequest], ...] = (
-    Metric(
-        "gauge", "time_to_first_token_seconds", "Time to the first token of the last request that ended there",
-        lambda last: last.time_to_first_token_seconds,
-    ),
+    Metric("gauge", "time_to_first_token_seconds", "Time to the first token of the last request that ended there",
+        lambda last: last.time_to_first_token_seconds),
     Metric("gauge", "input_sequence_tokens", "Prompt tokens of that request", lambda last: last.input_sequence_tokens),
-    Metric(
-        "gauge", "inter_token_latency_seconds", "Time per token after the first of that request",
-        lambda last: last.inter_token_latency_seconds,
-    ),
+    Metric("gauge", "inter_token_latency_seconds", "Time per token after the first of that request",
+        lambda last: last.inter_token_latency_seconds),
 )  # fmt: skip

@@ -61,11 +61,8 @@ class TakeMetrics:
 
 
 _PREFILL: tuple[Metric[HandoffMetrics], ...] = (
-    Metric(
-        "counter", "records_total", "Hand-offs that ended, by how",
-        lambda one: {(state.value,): one.ledger.settled[state] for state in _SETTLED},
-        ("state",),
-    ),
+    Metric("counter", "records_total", "Hand-offs that ended, by how",
+        lambda one: {(state.value,): one.ledger.settled[state] for state in _SETTLED}, ("state",)),
     OPEN_RECORDS,
     Metric("gauge", "held_blocks", "KV blocks held for them", lambda one: one.engine.held_blocks()),
     Metric("gauge", "leaked_blocks", "KV blocks held for hand-offs without a record", lambda one: one.leaked_blocks),
@@ -73,10 +70,8 @@ _PREFILL: tuple[Metric[HandoffMetrics], ...] = (
     Metric("counter", "send_seconds_total", "Time spent on sending them", lambda one: one.seconds),
 )  # fmt: skip
 _DECODE: tuple[Metric[TakeMetrics], ...] = (
-    Metric(
-        "counter", "takes_total", "Computed prompts fetched, by outcome",
-        lambda one: {("taken",): one.taken, ("failed",): one.failed}, ("outcome",),
-    ),
+    Metric("counter", "takes_total", "Computed prompts fetched, by outcome",
+        lambda one: {("taken",): one.taken, ("failed",): one.failed}, ("outcome",)),
     Metric("counter", "received_bytes_total", "Bytes of computed prompts received", lambda one: one.bytes),
     Metric("counter", "receive_seconds_total", "Time spent on receiving them", lambda one: one.seconds),
 )  # fmt: skip

@@ -12,8 +12,8 @@ from typing import Any
 from dynamo.kv.messages import Tier
 from dynamo.kv.publish.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
 from dynamo.kv.publish.engine_listener import EngineListener, engine_address
-from dynamo.kv.publish.engine_rank import EngineRank
 from dynamo.kv.publish.feed import component_of, kv_feed
+from dynamo.kv.publish.translate import EngineRank
 from dynamo.runtime import Component, Endpoint
 from dynamo.runtime.metrics import Metric
 
@@ -33,12 +33,9 @@ class DroppedEvents:
         self.batches += batches
 
 
-_DROPPED: Metric[DroppedEvents] = Metric(
-    "counter",
-    "dynamo_component_kv_publisher_engines_dropped_events_total",
+_DROPPED: Metric[DroppedEvents] = Metric("counter", "dynamo_component_kv_publisher_engines_dropped_events_total",
     "Batches of KV events that are missing between two of an engine and could not be had again",
-    lambda dropped: dropped.batches,
-)
+    lambda dropped: dropped.batches)  # fmt: skip
 
 
 class KvEventPublisher:

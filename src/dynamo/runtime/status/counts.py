@@ -10,6 +10,7 @@ from dynamo.protocols.errors import InvalidArgument
 from dynamo.runtime.metrics import Histogram, Metric, MetricFamily, Number, families
 from dynamo.runtime.names import EndpointId
 
+PREFIX = "dynamo_component_"
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 OWN_LABELS = ("dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker_id", "error_type", "le")
 
@@ -84,29 +85,22 @@ def endpoint_labels(endpoint: EndpointId, instance_id: int, more: Sequence[tuple
 def component_metrics(endpoints: Iterable[EndpointCounts], uptime: float) -> list[MetricFamily]:
     endpoints = list(endpoints)
     return [
-        *families(_METRICS, [(one.labels, one) for one in endpoints]),
+        *families(_METRICS, [(one.labels, one) for one in endpoints], PREFIX),
         *families(_LIMITED, [(one.labels, one.admission) for one in endpoints if one.admission]),
-        _UPTIME.family([({}, uptime)]),
+        _UPTIME.family([({}, uptime)], PREFIX),
     ]
 
 
 _METRICS: tuple[Metric[EndpointCounts], ...] = (
-    Metric("counter", "dynamo_component_requests_total", "Requests that came", lambda one: one.requests),
-    Metric("gauge", "dynamo_component_inflight_requests", "Requests being answered", lambda one: one.running),
-    Metric(
-        "histogram", "dynamo_component_request_duration_seconds", "From a request to its answer's end",
-        lambda one: one.duration,
-    ),
-    Metric("counter", "dynamo_component_request_bytes_total", "Bytes of requests", lambda one: one.request_bytes),
-    Metric("counter", "dynamo_component_response_bytes_total", "Bytes of answers", lambda one: one.response_bytes),
-    Metric(
-        "counter", "dynamo_component_cancellation_total", "Requests that were stopped or left by their caller",
-        lambda one: one.cancelled,
-    ),
-    Metric(
-        "counter", "dynamo_component_errors_total", "Requests that failed, by what failed",
-        lambda one: {(kind,): count for kind, count in one.errors.items()}, ("error_type",),
-    ),
+    Metric("counter", "requests_total", "Requests that came", lambda one: one.requests),
+    Metric("gauge", "inflight_requests", "Requests being answered", lambda one: one.running),
+    Metric("histogram", "request_duration_seconds", "From a request to its answer's end", lambda one: one.duration),
+    Metric("counter", "request_bytes_total", "Bytes of requests", lambda one: one.request_bytes),
+    Metric("counter", "response_bytes_total", "Bytes of answers", lambda one: one.response_bytes),
+    Metric("counter", "cancellation_total", "Requests that were stopped or left by their caller",
+        lambda one: one.cancelled),
+    Metric("counter", "errors_total", "Requests that failed, by what failed",
+        lambda one: {(kind,): count for kind, count in one.errors.items()}, ("error_type",)),
 )  # fmt: skip
 _LIMITED: tuple[Metric[AdmissionState], ...] = (
     Metric("gauge", "dynamo_engine_request", "Requests in the engine", lambda limit: limit.running),
@@ -114,6 +108,5 @@ _LIMITED: tuple[Metric[AdmissionState], ...] = (
     Metric("counter", "dynamo_rejection_request_total", "Requests refused as busy", lambda limit: limit.refused),
 )
 """Under ai-dynamo's names, which have no prefix; only of endpoints with a limit."""
-_UPTIME: Metric[float] = Metric(
-    "gauge", "dynamo_component_uptime_seconds", "Seconds since the start", lambda seconds: seconds
-)
+_UPTIME: Metric[float] = Metric("gauge", "uptime_seconds", "Seconds since the start",
+    lambda seconds: seconds)  # fmt: skip
