@@ -14,7 +14,6 @@ from dynamo.runtime import Context, breaker
 from dynamo.runtime.breaker import FAILURES
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import nothing_to_cancel
-from dynamo.runtime.status import canary
 from dynamo.runtime.stream import Sink
 from support.waiting import PATIENCE, until
 
@@ -23,7 +22,7 @@ from support.waiting import PATIENCE, until
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breaker, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(breaker, "LONGEST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(canary, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(breaker, "PATIENCE_SECONDS", 0.02)
 
 
 class Channel:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from dynamo.runtime.metrics import MetricFamily
 
@@ -12,11 +13,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def exposition(snapshots: Iterable[MetricFamily]) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
     snapshots = list(snapshots)
     plain = [snapshot for snapshot in snapshots if _is_unsuffixed(snapshot)]
-    registry.register(_Fixed(prometheus_metrics(snapshots)))
-    text = generate_latest(registry)
+    text = generate_latest(_Fixed(prometheus_metrics(snapshots)))
     for snapshot in plain:
         kind = f"# TYPE {snapshot.name} ".encode()
         text = text.replace(kind + b"gauge\n", kind + b"counter\n", 1)
@@ -40,7 +39,7 @@ def _metric(snapshot: MetricFamily) -> Metric:
     return metric
 
 
-class _Fixed:
+class _Fixed(Collector):
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
 

@@ -112,7 +112,9 @@ class Family(Generic[Instrument]):
         self.children: dict[tuple[str, ...], Instrument] = {}
         self._labels = labels
         self._make: Callable[[], Instrument] = make
-        self._metric: Metric[dict[tuple[str, ...], Instrument]] = Metric(kind, name, help, _itself, labels)
+        self._metric: Metric[dict[tuple[str, ...], Instrument]] = Metric(
+            kind, name, help, lambda children: children, labels
+        )
 
     def at(self, *values: str) -> Instrument:
         child = self.children.get(values)
@@ -143,7 +145,3 @@ def _samples(name: str, labels: Labels, value: Value, scale: float) -> Iterable[
     if isinstance(value, Histogram):
         return value.samples(name, labels, scale)
     return (Sample(name, labels, value.value if isinstance(value, Number) else value),)
-
-
-def _itself(children: dict[tuple[str, ...], Instrument]) -> Mapping[tuple[str, ...], Value]:
-    return children

@@ -17,7 +17,6 @@ from dynamo.protocols.errors import ConnectionTimeout
 from dynamo.router import stream_watch
 from dynamo.router.stream_watch import StallClock, StallLimits, StreamClock
 from dynamo.runtime import Local, breaker
-from dynamo.runtime.status import canary
 from support.scripted import Asked, RouterSide, ScriptedWorker, asking, routing
 from support.waiting import PATIENCE, until
 
@@ -97,7 +96,7 @@ def test_without_limits_nothing_ever_stalls(history: list[tuple[int, bool, bool]
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_watch, "SWEEP_SECONDS", 0.01)
     monkeypatch.setattr(breaker, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(canary, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(breaker, "PATIENCE_SECONDS", 0.05)
 
 
 @asynccontextmanager

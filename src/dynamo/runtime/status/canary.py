@@ -1,4 +1,4 @@
-"""Health checks: test requests to an endpoint that has not answered for a while, and to an instance that failed."""
+"""Health checks: sends a test request to an endpoint that has not answered for a while."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import msgspec
 
 from dynamo.protocols.errors import DynamoException, InvalidArgument
 from dynamo.runtime.context import Context
-from dynamo.runtime.plane.base import Channel
 from dynamo.runtime.status.config import StatusConfig
 from dynamo.runtime.status.counts import EndpointCounts
 from dynamo.runtime.stream import Handler
 
 log = logging.getLogger(__name__)
-PATIENCE_SECONDS = 5.0
-"""How long a probe may take to be answered."""
 
 
 class Canary:
@@ -121,19 +118,3 @@ def _is_error(value: Any) -> bool:
         value if isinstance(value, dict) else {name: getattr(value, name, None) for name in ("event", "finish_reason")}
     )
     return fields.get("event") == "error" or str(fields.get("finish_reason") or "").startswith("error")
-
-
-async def answers(channel: Channel, health_check: Any) -> bool:
-    """Whether the instance can be reached and begins a good answer to its health check, if it named one."""
-    context, answer = Context(), FirstAnswer()
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await channel.open()
-            if health_check is None:
-                return True
-            channel.send(health_check, context, answer)
-            return await answer.first
-    except (TimeoutError, DynamoException):
-        return False
-    finally:
-        context.kill()
