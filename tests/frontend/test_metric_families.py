@@ -6,8 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from dynamo.frontend.measure.metrics import FrontendMetrics, clean_prefix
 from dynamo.frontend.siblings import merge
 from dynamo.protocols.card import ModelCard
-from dynamo.runtime.metrics.exposition import exposition
-from dynamo.runtime.metrics.instruments import MetricFamily, Sample
+from dynamo.runtime.exposition import exposition
+from dynamo.runtime.metrics import MetricFamily, Sample
 
 
 def test_the_exposition_can_be_read_by_prometheus() -> None:

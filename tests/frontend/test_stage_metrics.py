@@ -9,7 +9,7 @@ from pathlib import Path
 from dynamo.llm import ModelType
 from dynamo.protocols.errors import Disconnected
 from dynamo.router import RoutingConfig
-from dynamo.router.overhead import EVERY
+from dynamo.router.stats import EVERY
 from support.serving import MODEL, Holding, serving
 from support.toys import Live, embed_tokens, metrics_once, toy_card
 

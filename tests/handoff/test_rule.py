@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.handoff.pairing import TRANSFER, Peer, mismatch, partners
-from dynamo.handoff.router.costs import STALE_SECONDS, HandoffCosts, LineFit
+from dynamo.handoff.router.costs import STALE_SECONDS, HandoffCosts
 from dynamo.handoff.router.rule import SplitView, decide
+from dynamo.kv.prompt_cost import LineFit
 from dynamo.protocols.card import CardFile, ModelCard, ModelRuntimeConfig, WorkerType
 from dynamo.settings.handoff import SplitConfig
 

@@ -149,7 +149,7 @@ READING = """
 from pathlib import Path
 from msgspec import _utils
 from dynamo.model import Tokenizer
-from dynamo.model.bundled import bundled
+from dynamo.model.source import bundled
 from dynamo.runtime.discovery.folder import Folder
 
 def prepared_late(kind):

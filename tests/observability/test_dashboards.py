@@ -12,7 +12,8 @@ import pytest
 from dynamo.engines.llamacpp.tier_metrics import TierMetrics
 from dynamo.handoff.record import HandoffLedger
 from dynamo.handoff.worker.metrics import HandoffMetrics, TakeMetrics
-from dynamo.kv.tiers import MemoryTier, PrefillCost, TierStore
+from dynamo.kv.prompt_cost import Pace
+from dynamo.kv.tiers import MemoryTier, TierStore
 from dynamo.planner.config import PlannerConfig
 from dynamo.planner.metrics import PlannerMetrics
 from dynamo.runtime.status.counts import EndpointCounts, component_metrics
@@ -40,14 +41,14 @@ def test_the_files_are_what_the_table_makes_them(generate: Any) -> None:
 
 async def test_every_metric_that_is_named_exists(generate: Any) -> None:
     engine = cast(Any, SimpleNamespace(held_blocks=lambda: 0))
-    store = TierStore(8, PrefillCost(), memory=MemoryTier(1 << 20))
+    store = TierStore(8, Pace(), memory=MemoryTier(1 << 20))
     async with Live() as live:
         families: list[Any] = [
             *await live.server.families(),
             *component_metrics([EndpointCounts({})], 1.0),
-            *HandoffMetrics(HandoffLedger(), engine).collect(),
-            *TakeMetrics().collect(),
-            *CacheGauges().collect(),
+            *HandoffMetrics(HandoffLedger(), engine).families({}),
+            *TakeMetrics().families({}),
+            *CacheGauges().families({}),
             *TierMetrics(store, 8).collect(),
         ]
     store.close()

@@ -17,7 +17,8 @@ import prometheus_client
 import pytest
 
 from dynamo.engines.llamacpp.tier_metrics import TierMetrics
-from dynamo.kv.tiers import FolderTier, MemoryTier, PrefillCost, TierStore
+from dynamo.kv.prompt_cost import Pace
+from dynamo.kv.tiers import FolderTier, MemoryTier, TierStore
 from observability.install import is_optional, program, why_missing
 from support.services import free_port
 from support.stack import Stack
@@ -54,7 +55,7 @@ def dashboard_queries() -> list[str]:
 @contextlib.contextmanager
 def tier_metrics(folder: Path) -> Iterator[int]:
     """The metrics of tiers, as a worker with llama.cpp shows them; yields the port."""
-    store = TierStore(8, PrefillCost(), memory=MemoryTier(1 << 20), folder=FolderTier(folder, 1 << 20, 1))
+    store = TierStore(8, Pace(), memory=MemoryTier(1 << 20), folder=FolderTier(folder, 1 << 20, 1))
     registry, port = prometheus_client.CollectorRegistry(), free_port()
     registry.register(TierMetrics(store, 8))
     server, thread = prometheus_client.start_http_server(port, "127.0.0.1", registry)

@@ -14,7 +14,7 @@ from dynamo.planner import Planner, PlannerConfig, TrafficSeen
 from dynamo.planner.config import Role
 from dynamo.planner.metrics import PlannerMetrics
 from dynamo.planner.parts import ActorError, Measurement, PoolLoad, PoolOrder, SourceError
-from dynamo.runtime.metrics.exposition import exposition
+from dynamo.runtime.exposition import exposition
 from dynamo.simulate import SimulatedRequest, SimulationConfig
 
 CONFIG = PlannerConfig(

@@ -258,7 +258,7 @@ async def test_snapshots_that_never_fit_the_events_are_asked_for_ever_more_rarel
         for letter, pause in (("B", 0.02), ("C", 0.04)):
             worker.last[0] += 1
             worker.store(prompt(letter))
-            await until(lambda pause=pause: sync.pause == pause)
+            await until(lambda pause=pause: sync.after_gap.next == pause)
             await until(lambda: follower.live)
         worker.snapshot = told  # type: ignore[method-assign]
         worker.last[0] += 1
@@ -266,7 +266,7 @@ async def test_snapshots_that_never_fit_the_events_are_asked_for_ever_more_rarel
         await until(lambda: side.same_as(worker))
         worker.store(prompt("E"))
         await until(lambda: side.same_as(worker))
-        assert sync.pause == slow.patience
+        assert sync.after_gap.next == slow.patience
 
 
 async def test_after_a_while_without_doubt_a_missing_prompt_is_asked_for_at_once_again() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dynamo.kv.hashing import prompt_hashes
-from dynamo.kv.messages import ActiveLoad, RouterEvent, Stored, Tier
-from dynamo.kv.subjects import KV_METRICS, subject
+from dynamo.kv.messages import KV_METRICS, ActiveLoad, RouterEvent, Stored, Tier, subject
 from dynamo.runtime import Local
 from support.scripted import PLACE, RouterSide, ScriptedWorker, asking, prompt, routing
 from support.waiting import until

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.kv.messages import ActiveLoad
-from dynamo.kv.subjects import KV_METRICS, subject
+from dynamo.kv.messages import KV_METRICS, ActiveLoad, subject
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import RouterQueueLimitExceeded

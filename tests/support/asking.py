@@ -8,7 +8,7 @@ from typing import Any
 
 from dynamo.engines.base import Engine
 from dynamo.model import Tokenizer
-from dynamo.model.bundled import bundled
+from dynamo.model.source import bundled
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from support.sinks import Kept
 

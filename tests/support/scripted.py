@@ -16,6 +16,7 @@ from dynamo.kv.follow.rank_sync import FollowConfig
 from dynamo.kv.hashing import local_hashes, sequence_hashes
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import (
+    KV_EVENTS,
     KV_WIRE_VERSION,
     Cleared,
     KvSnapshot,
@@ -25,9 +26,9 @@ from dynamo.kv.messages import (
     SnapshotRequest,
     Stored,
     WorkerRank,
+    subject,
 )
 from dynamo.kv.publish.feed import parts
-from dynamo.kv.subjects import KV_EVENTS, subject
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException

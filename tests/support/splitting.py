@@ -16,11 +16,11 @@ from dynamo.handoff.router.split import Splitter
 from dynamo.handoff.worker.prefill import HandoffEngine
 from dynamo.handoff.worker.transfer import TransferEngine
 from dynamo.model import HubConfig, LocalModel, build_card
-from dynamo.model.bundled import bundled
+from dynamo.model.source import bundled
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.router import RoutingConfig
-from dynamo.router.backoff import Backoff
+from dynamo.router.config import RequestBackoff
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, EndpointId, Local, RuntimeConfig
 from dynamo.runtime.tracing.endpoint_spans import EndpointSpans
@@ -164,7 +164,7 @@ class SplitStack:
             context,
             sink,
             limit=3,
-            backoff=lambda: Backoff(first=0.001),
+            backoff=lambda: RequestBackoff(first=0.001),
             splitter=self.splitter,
         )
 

@@ -16,11 +16,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from dynamo.frontend.server import cannot_listen
+from dynamo.process.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
 READY = b"+"
-MAX_PAUSE = 30.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 Command = Callable[[int, int, Path, int], list[str]]
 """The command line of a child: (index, port, folder of the siblings, number of its socket)."""
@@ -60,17 +61,18 @@ class HttpProcess:
 
     async def run(self) -> None:
         """Returns after `stop`, or when the first process exits before it ever served."""
-        pause = 0.5
+        pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while not self._stopping.is_set():
             served = await self._run_once()
             if self._stopping.is_set():
                 return
             if not self.ready.is_set():
                 return
-            pause = 0.5 if served else min(pause * 2, MAX_PAUSE)
+            if served:
+                pauses.reset()
             log.error("worker process %d ended with %s, starting another", self._index, self.code)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
+                await asyncio.wait_for(self._stopping.wait(), pauses.pause())
 
     async def _run_once(self) -> bool:
         ours, theirs = socket.socketpair()

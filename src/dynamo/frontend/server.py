@@ -36,7 +36,7 @@ from dynamo.model import HubConfig
 from dynamo.process.open_files import FileReserve, grpc_connections
 from dynamo.protocols.errors import StartError, Unavailable
 from dynamo.runtime import DistributedRuntime
-from dynamo.runtime.metrics.instruments import MetricFamily
+from dynamo.runtime.metrics import MetricFamily
 from dynamo.serving.models import Models
 
 if TYPE_CHECKING:

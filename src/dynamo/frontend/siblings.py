@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from dynamo.runtime.metrics.instruments import MetricFamily, Sample
+from dynamo.runtime.metrics import MetricFamily, Sample, merged
 from dynamo.serving.overrides import Override
 
 log = logging.getLogger(__name__)
@@ -123,11 +123,13 @@ def _words(error: Exception) -> str:
 
 def merge(by_process: dict[str, Families]) -> Families:
     """One list of families from several, each sample labelled with the process it came from."""
-    merged: dict[str, MetricFamily] = {}
-    for process, families in by_process.items():
-        for family in families:
-            known = merged.setdefault(family.name, MetricFamily(family.name, family.help, family.kind, []))
-            known.samples += [
-                Sample(sample.name, {**sample.labels, LABEL: process}, sample.value) for sample in family.samples
-            ]
-    return list(merged.values())
+    return merged(
+        MetricFamily(
+            family.name,
+            family.help,
+            family.kind,
+            [Sample(sample.name, {**sample.labels, LABEL: process}, sample.value) for sample in family.samples],
+        )
+        for process, families in by_process.items()
+        for family in families
+    )

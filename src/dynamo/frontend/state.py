@@ -8,7 +8,7 @@ from dynamo.api.host import Host, KeptState
 from dynamo.frontend.callers import Callers
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
-from dynamo.frontend.fleet.stream import FleetStream, viewing_metric
+from dynamo.frontend.fleet.stream import VIEWING, FleetStream
 from dynamo.frontend.fleet.view import FleetView
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.metrics import adapter_gauges
@@ -25,7 +25,7 @@ from dynamo.frontend.siblings import Siblings
 from dynamo.router.families import router_families
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.inspection import Inspection
-from dynamo.runtime.metrics.instruments import MetricFamily
+from dynamo.runtime.metrics import MetricFamily
 from dynamo.serving.models import Models
 
 
@@ -74,7 +74,7 @@ class Frontend(Host):
             *request_metrics(router_id, served, metrics),
             *overhead_metrics(router_id, served),
             *split_metrics(router_id, served),
-            viewing_metric(metrics.prefix, self.fleet.seconds),
+            VIEWING.family([({}, self.fleet)], f"{metrics.prefix}_"),
         ]
 
     async def families(self) -> list[MetricFamily]:

@@ -7,7 +7,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from dynamo.process.file_stamp import Stamp, file_stamp
+from dynamo.process.files import Stamp, file_stamp
 
 log = logging.getLogger(__name__)
 

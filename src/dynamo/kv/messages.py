@@ -1,4 +1,4 @@
-"""The messages between workers and routers about KV blocks and load.
+"""The messages between workers and routers about KV blocks and load, and the subjects that they are published on.
 
 A block is identified by its sequence hash (`dynamo.kv.hashing`): unsigned 64-bit, over all tokens up to its end.
 """
@@ -17,6 +17,14 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 KV_WIRE_VERSION: Final = 2
 """Of events and snapshots. A message without this version fails to decode: builds that differ never misread it."""
+KV_EVENTS = "kv-events"
+KV_METRICS = "kv_metrics"
+BOOKINGS = "active_sequences_events"
+SNAPSHOT_ENDPOINT = "kv_snapshot"
+LOAD_REPORT_SECONDS = 5.0
+"""How often a worker reports its load although it has not changed: a message may have been lost."""
+ComponentName = tuple[str, str]
+"""Namespace and component."""
 
 
 class WorkerRank(NamedTuple):
@@ -158,3 +166,7 @@ class BookingBatch(Struct, frozen=True, omit_defaults=True):
     events: list[BookingAdded | BookingPrefillDone | BookingFreed]
     router_id: U64 | None = None
     running: list[str] | None = None
+
+
+def subject(component: ComponentName, topic: str) -> str:
+    return f"namespace.{component[0]}.component.{component[1]}.{topic}"

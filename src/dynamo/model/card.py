@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from dynamo.model import config as model_config
 from dynamo.model import gguf_tokenizer
-from dynamo.model.errors import FileError, ModelError
 from dynamo.model.file_cache import FileCache
 from dynamo.model.files import checksum, find_files, read_object
 from dynamo.model.gguf import Gguf, read_gguf
@@ -29,6 +28,7 @@ from dynamo.protocols.card import (
     check_model_name,
 )
 from dynamo.protocols.engine import SamplingOptions
+from dynamo.protocols.errors import FileError, ModelError
 
 GGUF = "gguf"
 """The role of a GGUF file, whose metadata stand in for all other files."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from dynamo.model.errors import ModelError
 from dynamo.model.tokenizer import Tokenizer
 from dynamo.protocols.engine import SamplingOptions
+from dynamo.protocols.errors import ModelError
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 # Transformers writes 1e30 where a tokenizer has no limit.

@@ -10,17 +10,16 @@ from pathlib import Path
 from time import monotonic
 
 from dynamo.model.card import LoadedModel, find_here, find_in_source, load
-from dynamo.model.errors import FileError
 from dynamo.model.file_cache import FileCache
 from dynamo.model.source import FetchConfig, HubConfig
 from dynamo.process.threads import in_thread
 from dynamo.protocols.card import CardFile, ModelCard
-from dynamo.protocols.errors import DynamoException, from_exception
+from dynamo.protocols.errors import DynamoException, FileError, from_exception
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.model_files import CHUNK_BYTES, FileChunk, FileRequest
 from dynamo.runtime.context import Context
-from dynamo.runtime.one_item import OneItem
 from dynamo.runtime.plane.base import Channel
+from dynamo.runtime.stream import OneItem
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from dynamo.model.errors import FileError, ModelError
 from dynamo.model.files import checksum
 from dynamo.protocols.card import CardFile
+from dynamo.protocols.errors import FileError, ModelError
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dynamo.model.errors import ModelError
+from dynamo.protocols.errors import ModelError
 
 NAMED_TEMPLATE = "chat_template:"
 """Role prefix of named templates, such as `chat_template:tool_use`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.model.errors import ModelError
+from dynamo.protocols.errors import ModelError
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {

@@ -6,8 +6,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from dynamo.model.errors import ModelError
 from dynamo.model.gguf import Gguf
+from dynamo.protocols.errors import ModelError
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _KEY = "tokenizer.ggml."

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.model.errors import TemplateError
+from dynamo.protocols.errors import TemplateError
 
 _TEXT_TYPES = {"text", "input_text", "output_text", "refusal"}
 _MEDIA_TYPES = {

@@ -6,9 +6,9 @@ import logging
 
 from msgspec import structs
 
-from dynamo.model.errors import ModelError
 from dynamo.model.offer import offer_files, withdraw_files
 from dynamo.protocols.card import ModelCard
+from dynamo.protocols.errors import ModelError
 from dynamo.runtime import Endpoint, records
 from dynamo.runtime.names import CARDS
 

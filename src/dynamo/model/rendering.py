@@ -14,7 +14,7 @@ import minijinja
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from dynamo.model.errors import ModelError, TemplateError
+from dynamo.protocols.errors import ModelError, TemplateError
 
 log = logging.getLogger(__name__)
 

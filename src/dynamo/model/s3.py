@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from msgspec import Struct
 
-from dynamo.model.errors import ModelError
+from dynamo.protocols.errors import ModelError
 from dynamo.settings import Setting, Settings, read
 
 _EMPTY = hashlib.sha256(b"").hexdigest()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from msgspec import Meta, Struct
 
-from dynamo.model.bundled import NAME as BUNDLED
-from dynamo.model.bundled import bundled
-from dynamo.model.errors import ModelError
+from dynamo.protocols.errors import ModelError
 from dynamo.settings import Setting, Settings, read
 from dynamo.settings.setting import truthy
 
 _HUB = "https://huggingface.co"
 _HUB_PREFIX = "hf://"
+BUNDLED = "tiny"
+_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 # Repositories often contain the weights in several formats; no engine here loads these.
@@ -205,3 +206,11 @@ def download(repo: str, config: HubConfig, weights: bool = True) -> Path:
     except Exception as error:  # the hub client also raises errors of its HTTP library, its cache and the disk
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(f"cannot download {repo} from {config.endpoint}: {lines[0]}") from error
+
+
+def bundled() -> Path:
+    """The model's folder; raises ModelError if this installation does not include it."""
+    folder = Path(str(files("dynamo.model") / BUNDLED))
+    if not all((folder / name).is_file() for name in _FILES):
+        raise ModelError(f"this installation has no bundled model ({folder}): name a model, such as Qwen/Qwen3-0.6B")
+    return folder

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynamo.model.errors import ModelError, TemplateError
 from dynamo.model.files import NAMED_TEMPLATE, read_object, read_text
 from dynamo.model.messages import MessageStyle, messages_for_template, nested_deeper, tools_for_template
 from dynamo.model.rendering import Renderer
+from dynamo.protocols.errors import ModelError, TemplateError
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"

@@ -13,9 +13,9 @@ import tokenizers
 
 from dynamo.model.detokenize import ByteDecoder, ByteTables, Decoder, StreamDecoder, byte_pieces
 from dynamo.model.encoding_pool import EncodingPool
-from dynamo.model.errors import ModelError
 from dynamo.model.files import read_text
 from dynamo.model.token_width import characters_per_token
+from dynamo.protocols.errors import ModelError
 
 log = logging.getLogger(__name__)
 

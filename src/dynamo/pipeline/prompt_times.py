@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from dynamo.runtime.metrics.instruments import Histogram
+from dynamo.runtime.metrics import Histogram
 
 
 def _without_buckets() -> Histogram:

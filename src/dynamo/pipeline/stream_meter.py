@@ -9,7 +9,7 @@ from typing import Any
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.protocols.engine import EngineOutput, Usage
 from dynamo.protocols.errors import DynamoException, Unknown
-from dynamo.runtime.metrics.instruments import Histogram
+from dynamo.runtime.metrics import Histogram
 from dynamo.runtime.stream import Sink
 
 

@@ -25,7 +25,7 @@ from dynamo.planner.planner import Planner
 from dynamo.process.readiness import report_ready
 from dynamo.process.supervisor import Supervisor, read_deployment
 from dynamo.process.supervisor.output import PrefixedOutput
-from dynamo.process.supervisor.signals import on_signals, unless_signalled
+from dynamo.process.supervisor.supervisor import on_signals, unless_signalled
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging

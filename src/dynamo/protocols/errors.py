@@ -21,6 +21,18 @@ _ADDRESS = re.compile(
 )
 
 
+class ModelError(StartError):
+    """A model cannot be found, read or loaded."""
+
+
+class FileError(ModelError):
+    """The files that a model card names cannot be had; another worker, or another time, may help."""
+
+
+class TemplateError(ModelError):
+    """A chat template rejected its messages; the text is the template's own if it raised one."""
+
+
 class DynamoException(Exception):
     kind: ClassVar[str] = "dynamo"
     status: int = 500

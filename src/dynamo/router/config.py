@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+import time
+from collections.abc import Callable, Mapping
 
-from dynamo.router.backoff import Backoff
+from dynamo.process.backoff import Backoff, LimitedBackoff
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.stream_watch import StallLimits, StreamWatch
 from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
 from dynamo.settings.handoff import SplitConfig
 from dynamo.settings.router import RouterSettings
+
+LONGEST_PAUSE_SECONDS = 2.0
+
+
+class RequestBackoff(LimitedBackoff):
+    """The pauses of a request that waits for an instance."""
+
+    def __init__(
+        self,
+        limit: float = 30.0,
+        *,
+        first: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(Backoff(first, LONGEST_PAUSE_SECONDS, jitter=jitter), limit, clock)
 
 
 class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
@@ -27,8 +45,8 @@ class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
     def watch(self) -> StreamWatch:
         return StreamWatch(StallLimits(between=self.stream_stall_secs, first=self.first_token_stall_secs))
 
-    def backoff(self) -> Backoff:
-        return Backoff(self.migration_wait_secs)
+    def backoff(self) -> RequestBackoff:
+        return RequestBackoff(self.migration_wait_secs)
 
     @property
     def split(self) -> SplitConfig:

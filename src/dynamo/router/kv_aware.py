@@ -19,6 +19,7 @@ from dynamo.kv.index.index import Index
 from dynamo.kv.index.overlaps import Overlaps
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import WorkerRank
+from dynamo.kv.prompt_cost import estimate_tokens
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant
 from dynamo.protocols.errors import InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
@@ -26,19 +27,16 @@ from dynamo.protocols.instance import Instance
 from dynamo.router.choice.choose import Choice, choose
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet, RankTable
-from dynamo.router.choice.prompt_estimate import estimate_tokens
 from dynamo.router.choice.queue import Queue, RequestToPlace
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
 from dynamo.router.load.active_requests import ActiveRequests, KvPlacement
-from dynamo.router.load.rank_status import kv_status
 from dynamo.router.load.replicas import Replicas
-from dynamo.router.load.reported import NO_REPORT, ReportedLoads
+from dynamo.router.load.reported import NO_REPORT, ReportedLoads, kv_status
 from dynamo.router.load_book import LoadBook
-from dynamo.router.overhead import ChoiceTimer, Overhead
 from dynamo.router.placement import DECISIONS_KEPT, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.prefix_copies import PrefixCopies
-from dynamo.router.stats import RouterStats
+from dynamo.router.stats import ChoiceTimer, Overhead, RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet

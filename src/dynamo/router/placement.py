@@ -12,7 +12,7 @@ from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import Tier, TierReport, WorkerRank
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, Tenant
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.router.backoff import Backoff
+from dynamo.router.config import RequestBackoff
 from dynamo.router.decision import Decision
 from dynamo.router.stats import RouterStats
 from dynamo.router.stream_watch import StreamWatch
@@ -139,7 +139,7 @@ class Router(Protocol):
     """May be set at any time."""
     watch: StreamWatch
     """Finds the streams of this router that stall."""
-    backoff: Callable[[], Backoff]
+    backoff: Callable[[], RequestBackoff]
     """How long a request waits for an instance."""
 
     def start(self) -> None:

@@ -12,12 +12,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from dynamo.kv.prompt_cost import SLOWEST_SECONDS_PER_TOKEN
 from dynamo.protocols.errors import ConnectionTimeout
 from dynamo.runtime.plane.base import Channel
 
 SWEEP_SECONDS = 1.0
-PREFILL_SECONDS_PER_TOKEN = 0.02
-"""What a slow engine takes to compute a token of a prompt."""
 
 
 class StallLimits(Struct, frozen=True, kw_only=True):
@@ -93,7 +92,7 @@ class StallClock:
                 waiting[clock.instance_id] = waiting.get(clock.instance_id, 0) + clock.prompt_tokens
         alone, hung = [], set()
         for clock, stream in self._clocks.items():
-            prefill = PREFILL_SECONDS_PER_TOKEN * waiting.get(clock.instance_id, 0)
+            prefill = SLOWEST_SECONDS_PER_TOKEN * waiting.get(clock.instance_id, 0)
             first, between = self._limits.first, self._limits.between
             limit = between if clock.begun else first
             own = now - clock.since

@@ -1,15 +1,25 @@
-"""The circuit breaker of one instance: whether it gets requests after failures. It knows no time but its clock."""
+"""The circuit breaker of one instance, which decides whether it gets requests after failures, and the probe of it."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from enum import Enum
+from typing import Any
+
+from dynamo.process.backoff import Backoff
+from dynamo.protocols.errors import DynamoException
+from dynamo.runtime.context import Context
+from dynamo.runtime.plane.base import Channel
+from dynamo.runtime.status.canary import FirstAnswer
 
 FAILURES = 5
 """Engine errors in a row that open a breaker."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
+PATIENCE_SECONDS = 5.0
+"""How long a probe may take to be answered."""
 
 
 class BreakerState(Enum):
@@ -22,16 +32,20 @@ class BreakerState(Enum):
 
 
 class Breaker:
-    """Made at the first failure; an instance that works again has none."""
+    """Made at the first failure; an instance that works again has none. It knows no time but its clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = BreakerState.CLOSED
-        self.pause = FIRST_PAUSE_SECONDS
-        """Until the next probe; doubles while it stays open."""
+        self._pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         self._clock = clock
         self._errors = 0
         self._tried: float | None = None
         """When the one request of the half-open state was sent."""
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next probe; they double while it stays open."""
+        return self._pauses.next
 
     @property
     def allows(self) -> bool:
@@ -50,7 +64,7 @@ class Breaker:
         return True
 
     def probe_failed(self) -> None:
-        self.pause = min(2 * self.pause, LONGEST_PAUSE_SECONDS)
+        self._pauses.pause()
 
     def error(self) -> bool:
         """The engine failed a request; returns whether that opened the breaker."""
@@ -67,3 +81,19 @@ class Breaker:
         """A request was sent to the instance."""
         if self.state is BreakerState.HALF_OPEN:
             self._tried = self._clock()
+
+
+async def answers(channel: Channel, health_check: Any) -> bool:
+    """Whether the instance can be reached and begins a good answer to its health check, if it named one."""
+    context, answer = Context(), FirstAnswer()
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await channel.open()
+            if health_check is None:
+                return True
+            channel.send(health_check, context, answer)
+            return await answer.first
+    except (TimeoutError, DynamoException):
+        return False
+    finally:
+        context.kill()

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
 
-from dynamo.process.own_address import LOOPBACK, is_loopback, own_address
+from dynamo.process.addresses import LOOPBACK, is_loopback, own_address
 from dynamo.runtime.discovery import DiscoveryConfig
 from dynamo.runtime.events import EventPlaneConfig
 from dynamo.runtime.inspection.place import inspection_folder

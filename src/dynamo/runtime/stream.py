@@ -5,10 +5,11 @@ There is no task, queue or future per token; the stages of a request are sinks c
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.errors import DynamoException, ProtocolError
 from dynamo.runtime.context import Context
 
 
@@ -38,3 +39,25 @@ class Outlet(Sink, Protocol):
 
 Handler = Callable[[Any, Context, Outlet], None]
 """Starts one request: (request, context, outlet). It returns at once; the outlet is ended or failed later."""
+
+
+class OneItem:
+    """The sink of such a stream: `value` resolves to the item or to the error."""
+
+    def __init__(self) -> None:
+        self.value: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def tokens(self, ids: list[int]) -> None:
+        self.fail(ProtocolError("the worker answered with token ids"))
+
+    def item(self, value: Any) -> None:
+        if not self.value.done():
+            self.value.set_result(value)
+
+    def end(self) -> None:
+        self.fail(ProtocolError("the worker ended without an answer"))
+
+    def fail(self, error: DynamoException) -> None:
+        if not self.value.done():
+            self.value.set_exception(error)
+            self.value.exception()  # marks it as retrieved: the request may have been given up

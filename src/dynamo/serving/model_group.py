@@ -6,14 +6,14 @@ import asyncio
 from collections import Counter
 
 from dynamo.model import ModelError
+from dynamo.process.backoff import Backoff
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member
 from dynamo.serving.served_model import ServedModel
 
-RETRY_SECONDS = 1.0
-"""The pause before the files of a model are fetched again; it doubles with each failure."""
-_MOST_DOUBLINGS = 6
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 64.0
+"""The first and the longest pause, in seconds, before the files of a model are fetched again."""
 
 
 class ModelGroup:
@@ -32,8 +32,8 @@ class ModelGroup:
         """Set while the model waits for another attempt to get its files."""
         self.restarting: asyncio.TimerHandle | None = None
         """Set while the model has no worker and waits for one to join again."""
-        self.failures = 0
-        """How many attempts to get the files have failed in a row."""
+        self.pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        """Between attempts to get the files."""
         self.error: ModelError | None = None
         """Why the card cannot be opened here, if it cannot."""
         self.was_reachable = False
@@ -118,8 +118,3 @@ class ModelGroup:
     def resumes_guided(self) -> bool:
         """Whether each worker that may get a request can continue another's guided answer."""
         return all(self.runtime_of(id).resumes_guided for id in self.instances.ids())
-
-
-def retry_delay(failures: int) -> float:
-    """How long to wait for the next attempt after this many earlier failures."""
-    return RETRY_SECONDS * (1 << min(failures, _MOST_DOUBLINGS))

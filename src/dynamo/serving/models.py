@@ -22,7 +22,7 @@ from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership
 from dynamo.runtime.names import FILES_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import Channel
-from dynamo.serving.model_group import ModelGroup, retry_delay
+from dynamo.serving.model_group import ModelGroup
 from dynamo.serving.overrides import Override, Overrides
 from dynamo.serving.served_model import ServedModel
 
@@ -286,7 +286,7 @@ class Models:
         self._close_router(group)
         group.card = card
         group.error = None
-        group.failures = 0
+        group.pauses.reset()
         group.was_reachable = False
         if card is None:
             return
@@ -352,8 +352,7 @@ class Models:
         group.error = error
         if isinstance(error, FileError):
             # Without a change in discovery too: a disk may be freed, a network healed.
-            delay = retry_delay(group.failures)
-            group.failures += 1
+            delay = group.pauses.pause()
             group.retry = asyncio.get_running_loop().call_later(delay, self._retry, group)
             again = f"; trying again in {delay:g} s, or as soon as a worker joins"
         else:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from prometheus_client.core import GaugeMetricFamily, Metric
-
 from dynamo.engines.base import RankLoad
+from dynamo.runtime.metrics import Labels, Metric, MetricFamily, families
 
 
 class CacheGauges:
@@ -18,14 +15,19 @@ class CacheGauges:
     def reported(self, load: RankLoad) -> None:
         self._loads[load.dp_rank] = load
 
-    def collect(self) -> Iterator[Metric]:
-        total = GaugeMetricFamily("dynamo_component_total_blocks", "KV blocks of a rank", labels=["dp_rank"])
-        used = GaugeMetricFamily(
-            "dynamo_component_gpu_cache_usage_percent", "Share of them in use, 0 to 1", labels=["dp_rank"]
+    def families(self, labels: Labels) -> list[MetricFamily]:
+        return families(
+            _METRICS, [({**labels, "dp_rank": str(rank)}, load) for rank, load in sorted(self._loads.items())]
         )
-        for rank, load in sorted(self._loads.items()):
-            if load.kv_total_blocks:
-                total.add_metric([str(rank)], load.kv_total_blocks)
-                blocks = max(load.kv_used_blocks or 0, load.active_decode_blocks or 0)
-                used.add_metric([str(rank)], blocks / load.kv_total_blocks)
-        yield from (total, used)
+
+
+def _used(load: RankLoad) -> float | None:
+    if not load.kv_total_blocks:
+        return None
+    return max(load.kv_used_blocks or 0, load.active_decode_blocks or 0) / load.kv_total_blocks
+
+
+_METRICS: tuple[Metric[RankLoad], ...] = (
+    Metric("gauge", "dynamo_component_total_blocks", "KV blocks of a rank", lambda load: load.kv_total_blocks or None),
+    Metric("gauge", "dynamo_component_gpu_cache_usage_percent", "Share of them in use, 0 to 1", _used),
+)

@@ -12,9 +12,9 @@ from dynamo.engines.base import Engine, EngineInfo, EngineTransfer, PrefixHandof
 from dynamo.engines.registry import engine_entry
 from dynamo.handoff.pairing import COMPUTES_PROMPTS, TRANSFER
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
-from dynamo.model.errors import ModelError
 from dynamo.pipeline.output_formats import AUTO, with_parsers
 from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
+from dynamo.protocols.errors import ModelError
 from dynamo.worker.config import WorkerConfig
 
 

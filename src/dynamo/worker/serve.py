@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,6 @@ from dynamo.engines.base import (
     KvSource,
     KvTierSource,
     LoadSource,
-    MetricsRegistry,
     MetricsSource,
     PrefixHandoff,
     RankLoad,
@@ -33,6 +32,7 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.handler import GeneratorHandler
+from dynamo.runtime.metrics import Labels, MetricFamily
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.status import endpoint_labels
@@ -72,12 +72,12 @@ async def publish_engine(
     if isinstance(engine, LoadSource):
         gauges = CacheGauges()
         await publish_load(endpoint, engine, gauges)
-        _show(endpoint, gauges, model)
+        _show(endpoint, gauges.families, model)
     if isinstance(engine, CacheOwner):
         await offer_clearing(endpoint, engine)
     if status := endpoint.runtime.status:
         if isinstance(engine, MetricsSource):
-            _show(endpoint, engine.metrics_registry(), model)
+            status.add_registry(engine.metrics_registry(), _labels(endpoint, model))
         if isinstance(engine, Controllable):
             status.add_controls(engine.controls(), endpoint.runtime.config.tcp.token)
 
@@ -110,7 +110,7 @@ async def _handler(endpoint: Endpoint, engine: Engine, card: ModelCard | None) -
     if not isinstance(engine, PrefixHandoff):
         if role is WorkerType.Prefill:
             prefills = LeasedPrefills(engine)
-            _show(endpoint, prefills, card.name)
+            _show(endpoint, prefills.families, card.name)
             yield prefills
         else:
             yield continuing_handler(engine)
@@ -122,17 +122,21 @@ async def _handler(endpoint: Endpoint, engine: Engine, card: ModelCard | None) -
         await worker.start((host, port) if host and port else None)
     else:
         worker = DecodeWorker(engine, engine, endpoint.runtime)
-    _show(endpoint, worker.metrics, card.name)
+    _show(endpoint, worker.metrics.families, card.name)
     try:
         yield worker
     finally:
         await worker.close()
 
 
-def _show(endpoint: Endpoint, registry: MetricsRegistry, model: str | None) -> None:
+def _show(endpoint: Endpoint, metrics: Callable[[Labels], list[MetricFamily]], model: str | None) -> None:
     if status := endpoint.runtime.status:
-        labels = endpoint_labels(endpoint.id, endpoint.runtime.instance_id, [("model", model)] if model else ())
-        status.add_registry(registry, labels)
+        labels = _labels(endpoint, model)
+        status.add_families(lambda: metrics(labels))
+
+
+def _labels(endpoint: Endpoint, model: str | None) -> Labels:
+    return endpoint_labels(endpoint.id, endpoint.runtime.instance_id, [("model", model)] if model else ())
 
 
 async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:

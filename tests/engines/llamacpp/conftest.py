@@ -10,7 +10,7 @@ import pytest_asyncio
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import LocalModel
-from dynamo.model.bundled import bundled
+from dynamo.model.source import bundled
 
 Starting = Callable[..., Awaitable[LlamaCppEngine]]
 

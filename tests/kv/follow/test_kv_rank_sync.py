@@ -81,7 +81,9 @@ def test_a_snapshot_that_does_not_connect_is_asked_for_again_ever_more_rarely(li
         assert live.snapshot(number, 1.0) == []
     assert pauses == [0.25, 0.5, 1.0]
     live.event(event(31), 1.0)
-    assert live.pause == CONFIG.patience
+    live.event(event(40), 1.0)
+    live.snapshot(35, 1.0)
+    assert live.backoff == CONFIG.patience
 
 
 def test_events_beyond_the_buffer_are_dropped_and_noticed_as_a_gap(live: RankSync) -> None:

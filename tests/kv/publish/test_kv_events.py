@@ -18,7 +18,7 @@ from dynamo.kv.hashing import prompt_hashes
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import KvSnapshot, Tier, WorkerRank
 from dynamo.kv.publish import engine_listener, feed
-from dynamo.kv.publish.dropped import dropped_events
+from dynamo.kv.publish.publisher import dropped_events
 from dynamo.llm import KvEventPublisher
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
@@ -568,8 +568,8 @@ async def test_what_engines_have_dropped_is_a_metric_of_the_worker() -> None:
         for batches in (2, 3):  # the ranks of a worker share one count
             dropped_events(component).count(batches)
         assert runtime.status
-        [family] = runtime.status.collected()
-        [sample] = family.samples
+        families = {family.name: family for family in runtime.status.metrics()}
+        [sample] = families["dynamo_component_kv_publisher_engines_dropped_events"].samples
     assert (sample.name, sample.value) == ("dynamo_component_kv_publisher_engines_dropped_events_total", 5)
     place = {"dynamo_namespace": "ns", "dynamo_component": "backend", "worker_id": f"{runtime.instance_id:x}"}
     assert sample.labels == place

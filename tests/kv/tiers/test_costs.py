@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from dynamo.kv.tiers import PrefillCost, TierCosts
+from dynamo.kv.prompt_cost import Pace
+from dynamo.kv.tiers import TierCosts
 
 
-def computing_at(seconds_per_token: float) -> PrefillCost:
-    prefill = PrefillCost()
-    prefill.computed(1000, 1000 * seconds_per_token)
+def computing_at(seconds_per_token: float) -> Pace:
+    prefill = Pace()
+    prefill.add(1000, 1000 * seconds_per_token)
     return prefill
 
 
@@ -43,7 +44,7 @@ def test_storing_stops_when_it_has_cost_more_than_it_saved_and_a_small_share_of_
     assert costs.may_store(prefill)
     costs.stored(256, 1000, 0.5)
     assert not costs.may_store(prefill)
-    prefill.computed(100_000, 100.0)
+    prefill.add(100_000, 100.0)
     assert costs.may_store(prefill)
 
 

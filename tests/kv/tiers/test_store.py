@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dynamo.kv.messages import KvChange, Removed, Stored, Tier
-from dynamo.kv.tiers import FolderTier, KvSegment, MemoryTier, PrefillCost, TierStore
+from dynamo.kv.prompt_cost import Pace
+from dynamo.kv.tiers import FolderTier, KvSegment, MemoryTier, TierStore
 from support.waiting import until_sync
 
 SEGMENTS = [KvSegment((n,), n - 1 or None, b"x" * 1000) for n in range(1, 5)]
@@ -47,8 +48,8 @@ def clock() -> Clock:
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Iterator[TierStore]:
     """Three segments in memory, all on disk; computing a token takes a second."""
-    prefill = PrefillCost()
-    prefill.computed(TOKENS, float(TOKENS))
+    prefill = Pace()
+    prefill.add(TOKENS, float(TOKENS))
     memory, folder = MemoryTier(3 * SEGMENTS[0].size), GatedFolder(tmp_path, 1 << 20, 1)
     store = TierStore(TOKENS, prefill, memory=memory, folder=folder, clock=clock)
     fill(store)
@@ -145,7 +146,7 @@ def test_a_full_disk_is_named_once_and_left_alone_for_a_while(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "dynamo.kv.tiers")
-    store = TierStore(TOKENS, PrefillCost(), folder=FullFolder(tmp_path, 1 << 20, 1), clock=clock)
+    store = TierStore(TOKENS, Pace(), folder=FullFolder(tmp_path, 1 << 20, 1), clock=clock)
     fill(store)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == f"cannot write KV blocks into {tmp_path}: No space left on device; trying again later"

@@ -28,7 +28,7 @@ from dynamo.protocols.errors import (
     WorkerBusy,
 )
 from dynamo.router import Decision, Placement
-from dynamo.router.backoff import Backoff
+from dynamo.router.config import RequestBackoff
 from dynamo.router.delivery.continuation import continuation
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.delivery.repetition import Repetition
@@ -223,9 +223,9 @@ PAUSES = 3
 """How often a scripted request waits for an instance before it gives up."""
 
 
-def three_pauses() -> Backoff:
+def three_pauses() -> RequestBackoff:
     ticks = count()
-    return Backoff(PAUSES, clock=lambda: float(next(ticks)))
+    return RequestBackoff(PAUSES, clock=lambda: float(next(ticks)))
 
 
 def delivering(
@@ -540,7 +540,7 @@ async def test_when_nobody_is_left_the_original_error_is_told() -> None:
 async def test_a_client_that_leaves_before_it_goes_back_is_not_waited_for() -> None:
     router = ScriptedRouter(breaks(2))
     reader, context = Reader(), Context()
-    long = partial(Backoff, 3600, first=3600)
+    long = partial(RequestBackoff, 3600, first=3600)
     delivery = delivering(router, asking([1], 9), context, reader, limit=5, backoff=long)
     await delivery.start()
     await router.nobody_left.wait()

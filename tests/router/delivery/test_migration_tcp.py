@@ -12,7 +12,7 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopCondi
 from dynamo.protocols.errors import Disconnected, DynamoException
 from dynamo.protocols.instance import Instance
 from dynamo.router import RoutingConfig
-from dynamo.router.backoff import Backoff
+from dynamo.router.config import RequestBackoff
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Context, EndpointId
@@ -116,7 +116,7 @@ async def asked(router: SimpleRouter, limit: int, wait: float = 30.0) -> AsyncIt
     request = PreprocessedRequest(token_ids=[1, 2], stop_conditions=StopConditions(max_tokens=10))
     reader = Reader()
     delivery = Delivery(
-        router.place, router.instances, request, Context(), reader, limit=limit, backoff=partial(Backoff, wait)
+        router.place, router.instances, request, Context(), reader, limit=limit, backoff=partial(RequestBackoff, wait)
     )
     async with asyncio.timeout(PATIENCE):
         await delivery.start()

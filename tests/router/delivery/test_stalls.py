@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo.kv.prompt_cost import SLOWEST_SECONDS_PER_TOKEN
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import ConnectionTimeout
 from dynamo.router import stream_watch
-from dynamo.router.stream_watch import PREFILL_SECONDS_PER_TOKEN, StallClock, StallLimits, StreamClock
-from dynamo.runtime import Local, breaker, probe
+from dynamo.router.stream_watch import StallClock, StallLimits, StreamClock
+from dynamo.runtime import Local, breaker
 from support.scripted import Asked, RouterSide, ScriptedWorker, asking, routing
 from support.waiting import PATIENCE, until
 
@@ -45,7 +46,7 @@ def test_a_stream_that_has_begun_stalls_after_its_limit() -> None:
 def test_until_the_first_token_the_limit_is_larger_and_grows_with_the_prompts_that_wait() -> None:
     clocks = StallClock(LIMITS)
     long, short = stream(clocks, prompt_tokens=1000), stream(clocks, prompt_tokens=1)
-    late = LIMITS.first + 1001 * PREFILL_SECONDS_PER_TOKEN
+    late = LIMITS.first + 1001 * SLOWEST_SECONDS_PER_TOKEN
     assert stalled(clocks, late) == []
     assert stalled(clocks, late + 1) == [long, short]
 
@@ -95,7 +96,7 @@ def test_without_limits_nothing_ever_stalls(history: list[tuple[int, bool, bool]
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_watch, "SWEEP_SECONDS", 0.01)
     monkeypatch.setattr(breaker, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(probe, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(breaker, "PATIENCE_SECONDS", 0.05)
 
 
 @asynccontextmanager

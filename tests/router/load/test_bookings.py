@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamo.kv.messages import ActiveLoad, BookingAdded, BookingBatch, BookingFreed, WorkerRank
-from dynamo.kv.subjects import BOOKINGS, subject
+from dynamo.kv.messages import BOOKINGS, ActiveLoad, BookingAdded, BookingBatch, BookingFreed, WorkerRank, subject
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import (

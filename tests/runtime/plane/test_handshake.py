@@ -16,9 +16,9 @@ from dynamo.runtime.plane import frames, handshake
 from dynamo.runtime.plane.base import route_path
 from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.frames import FrameDecoder, Hello, Kind, Request, encode_payload, frame
+from dynamo.runtime.plane.handshake import EVERY, Strangers
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.server_link import ServerLink
-from dynamo.runtime.plane.strangers import EVERY, Strangers
 
 PATH = route_path(EndpointId("a", "b", "c"), 1)
 

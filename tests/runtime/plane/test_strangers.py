@@ -6,8 +6,8 @@ import pytest
 
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.frames import HEADER, Hello, Kind, frame
+from dynamo.runtime.plane.handshake import Strangers
 from dynamo.runtime.plane.server_link import ServerLink
-from dynamo.runtime.plane.strangers import Strangers
 
 
 def link(strangers: Strangers | None = None) -> ServerLink:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from dynamo.cli.inspect.text import shown
-from dynamo.process.own_address import is_loopback
+from dynamo.process.addresses import is_loopback
 from dynamo.runtime.inspection import InspectionRequest
 from dynamo.runtime.inspection.facts import command_of, read_status
 from dynamo.runtime.inspection.objects import LONGEST_SECONDS

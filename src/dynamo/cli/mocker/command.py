@@ -19,7 +19,7 @@ from dynamo.engines.mocker.profile import timing_for
 from dynamo.handoff.pairing import TRANSFER
 from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
 from dynamo.pipeline.output_formats import with_parsers
-from dynamo.process.own_address import own_address
+from dynamo.process.addresses import own_address
 from dynamo.process.readiness import report_ready
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.errors import InvalidArgument, StartError

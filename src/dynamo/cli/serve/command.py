@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dynamo.process.supervisor import Deployment, Supervisor, read_deployment
 from dynamo.process.supervisor.output import PrefixedOutput
-from dynamo.process.supervisor.signals import on_signals, unless_signalled
+from dynamo.process.supervisor.supervisor import on_signals, unless_signalled
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.process import fail
 

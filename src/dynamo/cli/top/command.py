@@ -16,6 +16,7 @@ import msgspec
 from dynamo.cli.top.cells import printable
 from dynamo.cli.top.screen import lines
 from dynamo.frontend.fleet import Document, apply_merge_patch
+from dynamo.process.backoff import Backoff
 
 USAGE = """usage: dynamo top [--prefixes] [URL]
 
@@ -107,11 +108,11 @@ async def _watch(url: str, key: str | None, prefixes: bool) -> None:
 
 async def _follow(url: str, key: str | None, prefixes: bool) -> None:
     """Draw each state; connect again when the stream breaks."""
-    pause, document = 1.0, None
+    pauses, document = Backoff(1.0, LONGEST_RETRY), None
     while True:
         try:
             async for document in documents(url, key, prefixes):
-                pause = 1.0
+                pauses.reset()
                 _draw(document, f"{printable(url)}   q quits")
             why = "it ended the connection"
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -121,8 +122,7 @@ async def _follow(url: str, key: str | None, prefixes: bool) -> None:
             _draw(document, note)
         else:
             _paint([note, "", "".join(character if character.isprintable() else "?" for character in why)])
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_RETRY)
+        await asyncio.sleep(pauses.pause())
 
 
 def _draw(document: Document, note: str) -> None:

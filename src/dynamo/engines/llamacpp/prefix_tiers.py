@@ -126,7 +126,7 @@ class PrefixTiers:
         begun = time.perf_counter()
         yield
         prompts = sum(count for count in counts if count > 1)
-        self.store.prefill.step(prompts, sum(counts), time.perf_counter() - begun)
+        self.store.prefill.add_step(prompts, sum(counts), time.perf_counter() - begun)
 
     def calibrate(self) -> None:
         """Measure computing and restoring once, and that restoring works; raises EngineError if it does not."""
@@ -144,7 +144,7 @@ class PrefixTiers:
                 raise EngineError("llama.cpp cannot compute a prompt of the smallest size")
             decoder.logits(1)
             seconds = time.perf_counter() - begun
-        self.store.prefill.computed(count, seconds)
+        self.store.prefill.add(count, seconds)
         state = decoder.state(self._scratch)
         decoder.truncate(self._scratch, 0)
         begun = time.perf_counter()

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+import prometheus_client
+from msgspec import Struct
 
 from dynamo.kv.messages import Tier
-from dynamo.kv.tiers import TierStore
-
-_COUNTERS = {
-    "restored_tokens": "tokens restored from the tier instead of computed",
-    "restored_bytes": "bytes restored from the tier",
-    "restore_seconds": "time spent on restoring",
-    "saved_seconds": "time that computing the restored tokens would have taken",
-    "stored_tokens": "tokens stored in the tier",
-    "stored_bytes": "bytes stored in the tier",
-    "store_seconds": "time that requests waited for storing",
-    "hits": "segments that were looked for and found",
-    "misses": "segments that were looked for and not found",
-    "failures": "segments that were damaged or could not be read, written or restored",
-}
+from dynamo.kv.tiers import TierCosts, TierStore
+from dynamo.runtime.exposition import prometheus_metrics
+from dynamo.runtime.metrics import Metric, MetricFamily, families
 
 
 class TierMetrics:
@@ -28,34 +18,71 @@ class TierMetrics:
         self._store = store
         self._block_size = block_size
 
-    def collect(self) -> Iterator[Metric]:
-        store = self._store
-        if store is None:
-            return
-        for name, about in _COUNTERS.items():
-            counter = CounterMetricFamily(f"dynamo_kv_tier_{name}", about, labels=["tier"])
-            for tier, costs in store.costs.items():
-                counter.add_metric([tier.value], getattr(costs, name))
-            yield counter
-        held = GaugeMetricFamily("dynamo_kv_tier_bytes", "bytes held by the tier", labels=["tier"])
-        limit = GaugeMetricFamily("dynamo_kv_tier_limit_bytes", "bytes the tier may hold", labels=["tier"])
-        used = GaugeMetricFamily("dynamo_kv_tier_worthwhile", "1: restoring is faster than computing", labels=["tier"])
-        for tier, costs in store.costs.items():
-            where = store.memory if tier is Tier.Host else store.folder
-            if where is not None:
-                held.add_metric([tier.value], where.used)
-                limit.add_metric([tier.value], where.limit)
-            used.add_metric([tier.value], float(costs.worthwhile(store.prefill)))
-        yield from (held, limit, used)
-        yield from self._kvbm(store)
+    def collect(self) -> Iterable[prometheus_client.Metric]:
+        return prometheus_metrics(self._families(self._store)) if self._store is not None else ()
 
-    def _kvbm(self, store: TierStore) -> Iterator[Metric]:
-        matched = sum(costs.restored_tokens for costs in store.costs.values())
-        yield CounterMetricFamily("kvbm_matched_tokens", "tokens restored from any tier", value=matched)
-        for tier, offloaded, onboarded in ((Tier.Host, "d2h", "h2d"), (Tier.Disk, "h2d", "d2d")):
-            if costs := store.costs.get(tier):
-                stored, restored = costs.stored_tokens // self._block_size, costs.restored_tokens // self._block_size
-                yield CounterMetricFamily(f"kvbm_offload_blocks_{offloaded}", "blocks stored", value=stored)
-                yield CounterMetricFamily(f"kvbm_onboard_blocks_{onboarded}", "blocks restored", value=restored)
-                rate = costs.hits / max(1, costs.hits + costs.misses)
-                yield GaugeMetricFamily(f"kvbm_{tier.value}_cache_hit_rate", "found of those looked for", value=rate)
+    def _families(self, store: TierStore) -> Iterator[MetricFamily]:
+        tiers = {tier: _Tier(tier, store, self._block_size) for tier in store.costs}
+        yield from families(_METRICS, [({"tier": tier.value}, one) for tier, one in tiers.items()], "dynamo_kv_tier_")
+        yield _MATCHED.family([({}, store)])
+        for tier, metrics in _KVBM.items():
+            if tier in tiers:
+                yield from families(metrics, [({}, tiers[tier])])
+
+
+class _Tier(Struct, frozen=True):
+    tier: Tier
+    store: TierStore
+    block_size: int
+
+    @property
+    def costs(self) -> TierCosts:
+        return self.store.costs[self.tier]
+
+    @property
+    def hit_rate(self) -> float:
+        return self.costs.hits / max(1, self.costs.hits + self.costs.misses)
+
+    @property
+    def stored_blocks(self) -> int:
+        return self.costs.stored_tokens // self.block_size
+
+    @property
+    def restored_blocks(self) -> int:
+        return self.costs.restored_tokens // self.block_size
+
+
+_METRICS: tuple[Metric[_Tier], ...] = (
+    Metric("counter", "restored_tokens_total", "tokens restored from the tier instead of computed",
+        lambda one: one.costs.restored_tokens),
+    Metric("counter", "restored_bytes_total", "bytes restored from the tier", lambda one: one.costs.restored_bytes),
+    Metric("counter", "restore_seconds_total", "time spent on restoring", lambda one: one.costs.restore_seconds),
+    Metric("counter", "saved_seconds_total", "time that computing the restored tokens would have taken",
+        lambda one: one.costs.saved_seconds),
+    Metric("counter", "stored_tokens_total", "tokens stored in the tier", lambda one: one.costs.stored_tokens),
+    Metric("counter", "stored_bytes_total", "bytes stored in the tier", lambda one: one.costs.stored_bytes),
+    Metric("counter", "store_seconds_total", "time that requests waited for storing",
+        lambda one: one.costs.store_seconds),
+    Metric("counter", "hits_total", "segments that were looked for and found", lambda one: one.costs.hits),
+    Metric("counter", "misses_total", "segments that were looked for and not found", lambda one: one.costs.misses),
+    Metric("counter", "failures_total",
+        "segments that were damaged or could not be read, written or restored", lambda one: one.costs.failures),
+    Metric("gauge", "bytes", "bytes held by the tier", lambda one: one.store.held[one.tier].used),
+    Metric("gauge", "limit_bytes", "bytes the tier may hold", lambda one: one.store.held[one.tier].limit),
+    Metric("gauge", "worthwhile", "1: restoring is faster than computing",
+        lambda one: one.costs.worthwhile(one.store.prefill)),
+)  # fmt: skip
+_MATCHED: Metric[TierStore] = Metric("counter", "kvbm_matched_tokens_total", "tokens restored from any tier",
+    lambda store: sum(costs.restored_tokens for costs in store.costs.values()))  # fmt: skip
+_KVBM: dict[Tier, tuple[Metric[_Tier], ...]] = {
+    Tier.Host: (
+        Metric("counter", "kvbm_offload_blocks_d2h_total", "blocks stored", lambda one: one.stored_blocks),
+        Metric("counter", "kvbm_onboard_blocks_h2d_total", "blocks restored", lambda one: one.restored_blocks),
+        Metric("gauge", "kvbm_host_cache_hit_rate", "found of those looked for", lambda one: one.hit_rate),
+    ),
+    Tier.Disk: (
+        Metric("counter", "kvbm_offload_blocks_h2d_total", "blocks stored", lambda one: one.stored_blocks),
+        Metric("counter", "kvbm_onboard_blocks_d2d_total", "blocks restored", lambda one: one.restored_blocks),
+        Metric("gauge", "kvbm_disk_cache_hit_rate", "found of those looked for", lambda one: one.hit_rate),
+    ),
+}

@@ -12,7 +12,8 @@ from dynamo.engines.llamacpp.decoder import LlamaDecoder
 from dynamo.engines.llamacpp.library import version
 from dynamo.engines.llamacpp.prefix_tiers import PrefixTiers
 from dynamo.engines.llamacpp.weights import weights_digest
-from dynamo.kv.tiers import FolderTier, MemoryTier, PrefillCost, TierFolderError, TierStore
+from dynamo.kv.prompt_cost import Pace
+from dynamo.kv.tiers import FolderTier, MemoryTier, TierFolderError, TierStore
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def open_tiers(args: LlamaCppArgs, file: Path, decoder: LlamaDecoder, blocks: Bl
             log.warning("no KV blocks are kept on disk: %s", error)
     if memory is None and folder is None:
         return None
-    store = TierStore(segment * blocks.block_size, PrefillCost(), memory=memory, folder=folder)
+    store = TierStore(segment * blocks.block_size, Pace(), memory=memory, folder=folder)
     tiers = PrefixTiers(decoder, blocks, store, scratch=args.max_num_seqs + args.cached_seqs)
     try:
         tiers.calibrate()

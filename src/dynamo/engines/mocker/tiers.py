@@ -15,7 +15,8 @@ from itertools import chain
 from msgspec import Struct
 
 from dynamo.kv.messages import Tier
-from dynamo.kv.tiers import KvSegment, MemoryTier, PrefillCost, TierChain
+from dynamo.kv.prompt_cost import Pace
+from dynamo.kv.tiers import KvSegment, MemoryTier, TierChain
 
 from .args import MockerArgs
 from .sequence import Sequence
@@ -74,7 +75,7 @@ class MockTiers(TierChain):
         self._disk = MemoryTier(args.num_g3_blocks * self._block_bytes)
         self.now = 0.0
         disk = self._disk if args.num_g3_blocks else None
-        super().__init__(PrefillCost(), lambda: self.now, memory=self._host, disk=disk)
+        super().__init__(Pace(), lambda: self.now, memory=self._host, disk=disk)
         self._to_device = CopyLink(args, args.bandwidth_g2_to_g1_gbps)
         self._from_disk = CopyLink(args, args.bandwidth_g3_to_g2_gbps)
         self._disk_writes = CopyLink(args, args.bandwidth_g2_to_g3_gbps)
@@ -110,7 +111,7 @@ class MockTiers(TierChain):
     def end_step(self, seconds: float, prefilled: int, decoded: int) -> float:
         """How long the step takes that computes so many tokens in `seconds`."""
         if prefilled:
-            self.prefill.step(prefilled, prefilled + decoded, seconds)
+            self.prefill.add_step(prefilled, prefilled + decoded, seconds)
             wait = max(0.0, self._displaced * self._displacing_seconds - seconds)
             self.costs[Tier.Host].store_seconds += wait
             return seconds + wait
@@ -196,7 +197,7 @@ class MockTiers(TierChain):
 
     def _calibrate(self, timing: Timing) -> None:
         """Measure computing and restoring once, as engines with real tiers do when they start."""
-        self.prefill.computed(_CALIBRATION_TOKENS, timing.prefill(_CALIBRATION_TOKENS))
+        self.prefill.add(_CALIBRATION_TOKENS, timing.prefill(_CALIBRATION_TOKENS))
         for tier in self.held:
             seconds = self._seconds[tier] * _CALIBRATION_TOKENS / self._block_tokens
             self.measured(tier, _CALIBRATION_TOKENS, seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dynamo.process.own_address import own_address
+from dynamo.process.addresses import own_address
 from dynamo.protocols.card import WorkerType
 from dynamo.protocols.engine import BootstrapInfo
 

@@ -15,8 +15,8 @@ from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import build_card
-from dynamo.model.errors import ModelError
 from dynamo.protocols.card import ModelType
+from dynamo.protocols.errors import ModelError
 from dynamo.settings import nearest
 
 BLOCK_TOKENS = 32

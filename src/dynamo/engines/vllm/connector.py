@@ -13,7 +13,7 @@ from vllm.config import KVTransferConfig
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.vllm.handoff import connectors
-from dynamo.process.own_address import own_address
+from dynamo.process.addresses import own_address
 from dynamo.protocols.card import WorkerType
 
 Mode = Literal["agg", "prefill", "decode"]

@@ -12,7 +12,7 @@ import msgspec
 from dynamo.api.answers.sse import KEEP_ALIVE, EventStream
 from dynamo.frontend.fleet import Document, merge_patch
 from dynamo.frontend.fleet.view import FleetView
-from dynamo.runtime.metrics.instruments import MetricFamily, Sample
+from dynamo.runtime.metrics import Metric
 
 INTERVAL_SECONDS = 0.5
 SHARE = 0.008
@@ -110,11 +110,8 @@ class FleetStream:
                 self._viewers[stream] = False
 
 
-def viewing_metric(prefix: str, seconds: float) -> MetricFamily:
-    name = f"{prefix}_fleet_view_cpu_seconds"
-    return MetricFamily(
-        name, "Processor time spent for viewers of the fleet", "counter", [Sample(f"{name}_total", {}, seconds)]
-    )
+VIEWING: Metric[FleetStream] = Metric("counter", "fleet_view_cpu_seconds_total",
+    "Processor time spent for viewers of the fleet", lambda stream: stream.seconds)  # fmt: skip
 
 
 def _event(name: str, document: Document) -> bytes:

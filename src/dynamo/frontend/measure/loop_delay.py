@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 
-from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Number, Sample
+from dynamo.runtime.metrics import Histogram, Metric, MetricFamily, Number, families
 
 EVERY_SECONDS = 0.1
 STALL_SECONDS = 0.005
@@ -16,8 +16,8 @@ class LoopDelay:
     """Measures from `start` to `stop`."""
 
     def __init__(self) -> None:
-        self._delays = Histogram(_BOUNDS)
-        self._stalls = Number()
+        self.delays = Histogram(_BOUNDS)
+        self.stalls = Number()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
 
@@ -31,18 +31,17 @@ class LoopDelay:
 
     def _fired(self) -> None:
         late = max(0.0, perf_counter() - self._due)
-        self._delays.observe(late)
-        self._stalls.value += late > STALL_SECONDS
+        self.delays.observe(late)
+        self.stalls.value += late > STALL_SECONDS
         self.start()
 
     def snapshot(self, prefix: str) -> list[MetricFamily]:
-        delay, stall = f"{prefix}_event_loop_delay_seconds", f"{prefix}_event_loop_stall"
-        return [
-            MetricFamily(delay, "How late a timer fires", "histogram", list(self._delays.samples(delay, {}))),
-            MetricFamily(
-                stall,
-                f"Times it was more than {STALL_SECONDS * 1000:g} ms late",
-                "counter",
-                [Sample(f"{stall}_total", {}, self._stalls.value)],
-            ),
-        ]
+        return families(_METRICS, [({}, self)], f"{prefix}_event_loop_")
+
+
+_METRICS: tuple[Metric[LoopDelay], ...] = (
+    Metric("histogram", "delay_seconds", "How late a timer fires", lambda loop: loop.delays),
+    Metric(
+        "counter", "stall_total", f"Times it was more than {STALL_SECONDS * 1000:g} ms late", lambda loop: loop.stalls
+    ),
+)

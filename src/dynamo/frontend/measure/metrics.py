@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -12,7 +12,7 @@ from dynamo.frontend.measure.stages import Stages
 from dynamo.frontend.measure.worker_metrics import LastRequests
 from dynamo.protocols.card import ModelCard
 from dynamo.router.delivery.history import DeliveryHistory, Migration
-from dynamo.runtime.metrics.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
+from dynamo.runtime.metrics import Family, Histogram, Kind, Metric, MetricFamily, Number, families, log_buckets
 from dynamo.serving.served_model import ServedModel
 
 UNKNOWN_MODEL = "unknown_model"
@@ -121,14 +121,14 @@ class FrontendMetrics:
         self.migrated: deque[MigratedRequest] = deque(maxlen=MIGRATED_KEPT)
 
     def _number(self, name: str, kind: Kind, help: str, labels: tuple[str, ...]) -> Family[Number]:
-        family = Family(f"{self.prefix}_{name}", help, kind, labels, Number)
+        family = Family(kind, f"{self.prefix}_{name}", help, labels, Number)
         self._families.append(family)
         return family
 
     def _histogram(
         self, name: str, help: str, bounds: list[float], labels: tuple[str, ...] = ("model",)
     ) -> Family[Histogram]:
-        family = Family(f"{self.prefix}_{name}", help, "histogram", labels, lambda: Histogram(bounds))
+        family = Family("histogram", f"{self.prefix}_{name}", help, labels, lambda: Histogram(bounds))
         self._families.append(family)
         return family
 
@@ -151,54 +151,49 @@ class FrontendMetrics:
             self.migration_duration.at(model, migration.kind, migration.outcome).observe(migration.seconds)
 
     def snapshot(self, cards: Iterable[ModelCard]) -> list[MetricFamily]:
-        return [*(family.snapshot() for family in self._families), self._active(), *card_gauges(self.prefix, cards)]
-
-    def _active(self) -> MetricFamily:
-        """The same as `inflight_requests`, under a name that dashboards know too."""
-        name = f"{self.prefix}_active_requests"
-        samples = [Sample(name, sample.labels, sample.value) for sample in self.inflight.snapshot().samples]
-        return MetricFamily(name, "Requests between arrival and answer's end", "gauge", samples)
+        return [
+            *(family.snapshot() for family in self._families),
+            _ACTIVE.family([({}, self)], f"{self.prefix}_"),
+            *families(_CARDS, [({"model": card.name}, card) for card in cards], f"{self.prefix}_model_"),
+        ]
 
 
-def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[MetricFamily]:
-    """Gauges with the values on the cards of the served models."""
-    cards = list(cards)
-    gauges: tuple[tuple[str, str, Callable[[ModelCard], int | None]], ...] = (
-        ("model_context_length", "Longest sequence the model takes", lambda card: card.context_length),
-        ("model_kv_cache_block_size", "Tokens in a block of the KV cache", lambda card: card.kv_cache_block_size),
-        ("model_migration_limit", "How often a request may move", lambda card: card.migration_limit),
-        ("model_total_kv_blocks", "KV blocks of a worker", lambda card: card.runtime_config.total_kv_blocks),
-        ("model_max_num_seqs", "Sequences a worker runs at once", lambda card: card.runtime_config.max_num_seqs),
-        (
-            "model_max_num_batched_tokens",
-            "Tokens a worker takes in one step",
-            lambda card: card.runtime_config.max_num_batched_tokens,
-        ),
-    )
-    for name, help, read in gauges:
-        full = f"{prefix}_{name}"
-        values = [(card.name, read(card)) for card in cards]
-        samples = [Sample(full, {"model": model}, value) for model, value in values if value is not None]
-        yield MetricFamily(full, help, "gauge", samples)
+def adapter_gauges(metrics: FrontendMetrics, models: Iterable[ServedModel]) -> list[MetricFamily]:
+    adapters = [
+        ({"lora": model.name}, _Adapter(model, metrics.asked(model.name))) for model in models if model.card.lora
+    ]
+    return families(_ADAPTERS, adapters, f"{metrics.prefix}_lora_")
 
 
-def adapter_gauges(metrics: FrontendMetrics, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
-    """Gauges of LoRA adapters, which are served as models of their own."""
-    running: dict[str, float] = {}
-    workers: dict[str, float] = {}
-    for model in models:
-        if model.card.lora:
-            asked = metrics.asked(model.name)
-            running[model.name] = asked.inflight.value if asked else 0
-            workers[model.name] = len(model.router.instances.ids())
-    gauges = (
-        ("lora_active_requests", "Running requests with an adapter", running),
-        ("lora_is_active", "1 while a request with the adapter runs", {name: running[name] > 0 for name in running}),
-        ("lora_replica_factor", "Workers that have loaded an adapter", workers),
-    )
-    for suffix, help, values in gauges:
-        name = f"{metrics.prefix}_{suffix}"
-        yield MetricFamily(name, help, "gauge", [Sample(name, {"lora": lora}, value) for lora, value in values.items()])
+class _Adapter(Struct, frozen=True):
+    """A LoRA adapter, which is served as a model of its own; `asked` once it has had a request."""
+
+    model: ServedModel
+    asked: ModelMetrics | None
+
+    @property
+    def running(self) -> float:
+        return self.asked.inflight.value if self.asked else 0
+
+
+_ACTIVE: Metric[FrontendMetrics] = Metric("gauge", "active_requests", "Requests between arrival and answer's end",
+    lambda metrics: metrics.inflight.children, ("model",))  # fmt: skip
+"""The same as `inflight_requests`, under a name that dashboards know too."""
+_CARDS: tuple[Metric[ModelCard], ...] = (
+    Metric("gauge", "context_length", "Longest sequence the model takes", lambda card: card.context_length),
+    Metric("gauge", "kv_cache_block_size", "Tokens in a block of the KV cache", lambda card: card.kv_cache_block_size),
+    Metric("gauge", "migration_limit", "How often a request may move", lambda card: card.migration_limit),
+    Metric("gauge", "total_kv_blocks", "KV blocks of a worker", lambda card: card.runtime_config.total_kv_blocks),
+    Metric("gauge", "max_num_seqs", "Sequences a worker runs at once", lambda card: card.runtime_config.max_num_seqs),
+    Metric("gauge", "max_num_batched_tokens", "Tokens a worker takes in one step",
+        lambda card: card.runtime_config.max_num_batched_tokens),
+)  # fmt: skip
+_ADAPTERS: tuple[Metric[_Adapter], ...] = (
+    Metric("gauge", "active_requests", "Running requests with an adapter", lambda adapter: adapter.running),
+    Metric("gauge", "is_active", "1 while a request with the adapter runs", lambda adapter: adapter.running > 0),
+    Metric("gauge", "replica_factor", "Workers that have loaded an adapter",
+        lambda adapter: len(adapter.model.router.instances.ids())),
+)  # fmt: skip
 
 
 def clean_prefix(text: str) -> str:

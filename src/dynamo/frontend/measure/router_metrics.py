@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
 
 from dynamo.frontend.measure.metrics import FrontendMetrics, ModelMetrics
+from dynamo.handoff.router.split import Splitter
 from dynamo.protocols.card import WorkerType
 from dynamo.router.families import PREFIX, LabelledRouter
 from dynamo.router.kv_aware import KvAwareRouter
-from dynamo.router.overhead import Overhead
-from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Sample
+from dynamo.router.stats import Overhead
+from dynamo.runtime.metrics import Metric, MetricFamily, families
 from dynamo.serving.served_model import ServedModel
-
-_OVERHEAD: tuple[tuple[str, str, Callable[[Overhead], Histogram]], ...] = (
-    ("block_hashing", "Hashing a prompt's blocks", lambda overhead: overhead.hashing),
-    ("indexer_find_matches", "Finding who has them cached", lambda overhead: overhead.matching),
-    ("scheduling", "Weighing the workers and booking one", lambda overhead: overhead.choosing),
-    ("total", "All of it; waiting for a worker to be free is not in it", lambda overhead: overhead.total),
-)
-_REQUESTS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
-    ("time_to_first_token_seconds", "From the call of the router to the first token", lambda model: model.routed_first),
-    ("inter_token_latency_seconds", "Time per token after the first", lambda model: model.inter_token),
-    ("input_sequence_tokens", "Tokens in the prompts of a request", lambda model: model.input_tokens),
-    ("output_sequence_tokens", "Tokens generated for a request", lambda model: model.output_sequence),
-)
 
 
 def routers_of(router_id: int, models: Iterable[ServedModel]) -> list[LabelledRouter]:
@@ -38,79 +28,87 @@ def routers_of(router_id: int, models: Iterable[ServedModel]) -> list[LabelledRo
     return routers
 
 
-def queue_metrics(prefix: str, models: Sequence[ServedModel]) -> Iterator[MetricFamily]:
+class _Asked(Struct, frozen=True):
+    """A router of a model that has had a request."""
+
+    router: LabelledRouter
+    model: ModelMetrics
+
+
+def queue_metrics(prefix: str, models: Sequence[ServedModel]) -> list[MetricFamily]:
     """They have the frontend's prefix."""
-    name = f"{prefix}_router_queue_pending_requests"
-    waiting = [Sample(name, {"model": model.name}, model.router.waiting) for model in models]
-    yield MetricFamily(name, "Requests that wait for a worker", "gauge", waiting)
-    name = f"{prefix}_router_queue_pending_isl_tokens"
-    tokens = [Sample(name, {"model": model.name}, model.router.waiting_tokens) for model in models]
-    yield MetricFamily(name, "Tokens in the prompts of the requests that wait", "gauge", tokens)
-    name = f"{prefix}_router_queue_pending_cached_tokens"
-    cached = [
-        Sample(name, {"model": model.name}, model.router.waiting_cached_tokens)
-        for model in models
-        if isinstance(model.router, KvAwareRouter)
-    ]
-    yield MetricFamily(name, "Those of them that a worker had cached when they began to wait", "gauge", cached)
-    name = f"{prefix}_router_queue_backpressure_total"
-    full = [
-        Sample(name, {"model": model.name, "reason": "request_limit"}, model.router.stats.queue_full)
-        for model in models
-    ]
-    yield MetricFamily(name.removesuffix("_total"), "Requests refused because too many wait already", "counter", full)
+    return families(_QUEUE, [({"model": model.name}, model) for model in models], f"{prefix}_router_queue_")
 
 
-def request_metrics(router_id: int, models: Iterable[ServedModel], metrics: FrontendMetrics) -> Iterator[MetricFamily]:
+def request_metrics(router_id: int, models: Iterable[ServedModel], metrics: FrontendMetrics) -> list[MetricFamily]:
     """What the frontend has measured of routed requests, under the names that ai-dynamo's routers have for it."""
     asked = [
-        (one, instruments)
+        (one.labels, _Asked(one, instruments))
         for one in routers_of(router_id, models)
         if one.worker_type is not WorkerType.Prefill and (instruments := metrics.asked(one.model))
     ]
-    for suffix, help, read in _REQUESTS:
-        name = f"{PREFIX}_{suffix}"
-        samples: list[Sample] = []
-        for one, instruments in asked:
-            labels = {**one.labels, "phase": one.phase} if suffix == "input_sequence_tokens" else one.labels
-            samples += read(instruments).samples(name, labels)
-        yield MetricFamily(name, help, "histogram", samples)
-    name = f"{PREFIX}_kv_worker_reused_tokens_total"
-    reused = [
-        Sample(name, {**one.labels, "phase": one.phase}, instruments.cached_tokens.total) for one, instruments in asked
-    ]
-    yield MetricFamily(name.removesuffix("_total"), "Prompt tokens that workers say they had cached", "counter", reused)
+    return families(_REQUESTS, asked, PREFIX)
 
 
-def split_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
+def split_metrics(router_id: int, models: Iterable[ServedModel]) -> list[MetricFamily]:
     """Who computed the prompts of models with decode workers, and why."""
     splitters = [(model.name, model.splitter) for model in models if model.splitter]
-    name = f"{PREFIX}_disagg_decisions_total"
-    decisions = [
-        Sample(name, {"model": model, "prefill": "remote" if remote else "local", "reason": reason}, count)
-        for model, splitter in splitters
-        for (remote, reason), count in splitter.stats.decisions.items()
+    with_router = [({"model": model, "router_id": str(router_id)}, splitter) for model, splitter in splitters]
+    return [
+        _DECISIONS.family([({"model": model}, splitter) for model, splitter in splitters], PREFIX),
+        _TRANSFER.family(with_router, PREFIX),
     ]
-    help = "Requests to decode workers, by who computed the prompt and why"
-    yield MetricFamily(name.removesuffix("_total"), help, "counter", decisions)
-    name = f"{PREFIX}_kv_transfer_estimated_latency_seconds"
-    estimates = [
-        sample
-        for model, splitter in splitters
-        for sample in splitter.stats.transfer.samples(name, {"model": model, "router_id": str(router_id)})
-        if splitter.pool.serves
-    ]
-    yield MetricFamily(name, "Expected time of transfer and hop of split requests", "histogram", estimates)
 
 
-def overhead_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
+def overhead_metrics(router_id: int, models: Iterable[ServedModel]) -> list[MetricFamily]:
     """The time KV-aware routing takes, by part; routers that ignore caches have no such metrics."""
     overheads = [
         ({"model": model.name, "router_id": str(router_id)}, overhead)
         for model in models
         if (overhead := model.router.stats.overhead)
     ]
-    for part, help, read in _OVERHEAD:
-        name = f"dynamo_router_overhead_{part}_ms"
-        samples = [sample for labels, overhead in overheads for sample in read(overhead).samples(name, labels, 1000)]
-        yield MetricFamily(name, f"{help}, in milliseconds", "histogram", samples)
+    return families(_OVERHEAD, overheads, "dynamo_router_overhead_")
+
+
+_QUEUE: tuple[Metric[ServedModel], ...] = (
+    Metric("gauge", "pending_requests", "Requests that wait for a worker", lambda model: model.router.waiting),
+    Metric("gauge", "pending_isl_tokens", "Tokens in the prompts of the requests that wait",
+        lambda model: model.router.waiting_tokens),
+    Metric("gauge", "pending_cached_tokens", "Those of them that a worker had cached when they began to wait",
+        lambda model: model.router.waiting_cached_tokens if isinstance(model.router, KvAwareRouter) else None),
+    Metric("counter", "backpressure_total", "Requests refused because too many wait already",
+        lambda model: {("request_limit",): model.router.stats.queue_full}, ("reason",)),
+)  # fmt: skip
+_REQUESTS: tuple[Metric[_Asked], ...] = (
+    Metric("histogram", "time_to_first_token_seconds", "From the call of the router to the first token",
+        lambda asked: asked.model.routed_first),
+    Metric("histogram", "inter_token_latency_seconds", "Time per token after the first",
+        lambda asked: asked.model.inter_token),
+    Metric("histogram", "input_sequence_tokens", "Tokens in the prompts of a request",
+        lambda asked: {(asked.router.phase,): asked.model.input_tokens}, ("phase",)),
+    Metric("histogram", "output_sequence_tokens", "Tokens generated for a request",
+        lambda asked: asked.model.output_sequence),
+    Metric("counter", "kv_worker_reused_tokens_total", "Prompt tokens that workers say they had cached",
+        lambda asked: {(asked.router.phase,): asked.model.cached_tokens.total}, ("phase",)),
+)  # fmt: skip
+_DECISIONS: Metric[Splitter] = Metric(
+    "counter", "disagg_decisions_total", "Requests to decode workers, by who computed the prompt and why",
+    lambda splitter: {
+        ("remote" if remote else "local", reason): count
+        for (remote, reason), count in splitter.stats.decisions.items()
+    },
+    ("prefill", "reason"),
+)  # fmt: skip
+_TRANSFER: Metric[Splitter] = Metric("histogram", "kv_transfer_estimated_latency_seconds",
+    "Expected time of transfer and hop of split requests",
+    lambda splitter: splitter.stats.transfer if splitter.pool.serves else None)  # fmt: skip
+_OVERHEAD: tuple[Metric[Overhead], ...] = (
+    Metric("histogram", "block_hashing_ms", "Hashing a prompt's blocks, in milliseconds",
+        lambda overhead: overhead.hashing, scale=1000),
+    Metric("histogram", "indexer_find_matches_ms", "Finding who has them cached, in milliseconds",
+        lambda overhead: overhead.matching, scale=1000),
+    Metric("histogram", "scheduling_ms", "Weighing the workers and booking one, in milliseconds",
+        lambda overhead: overhead.choosing, scale=1000),
+    Metric("histogram", "total_ms", "All of it; waiting for a worker to be free is not in it, in milliseconds",
+        lambda overhead: overhead.total, scale=1000),
+)  # fmt: skip

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dynamo.pipeline.prompt_times import PromptTimes
-from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Sample
+from msgspec import Struct
 
-PLANE = "dynamo_request_plane"
+from dynamo.pipeline.prompt_times import PromptTimes
+from dynamo.runtime.metrics import Histogram, Labels, Metric, MetricFamily, families
+
 STAGE_BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0)
 SHORT_BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 TEMPLATE_BOUNDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05)
@@ -45,38 +46,35 @@ class Stages:
 
     def snapshot(self, by_stage: Counter[str], streams: int) -> list[MetricFamily]:
         """`by_stage` counts the running requests by stage, `streams` those open at workers."""
-        return [
-            self._durations(),
-            self._requests_by_stage(by_stage),
-            self._one(f"{self._prefix}_template_seconds", "Messages into a prompt", self.prompts.template),
-            self._one(f"{self._prefix}_tokenize_seconds", "A prompt into token ids", self.prompts.tokenize),
-            self._tokenizer(),
-            self._one(f"{PLANE}_roundtrip_ttft_seconds", "From a request's sending to its first token", self.roundtrip),
-            MetricFamily(
-                f"{PLANE}_inflight_requests", "Streams open at workers", "gauge",
-                [Sample(f"{PLANE}_inflight_requests", {}, streams)],
-            ),
-        ]  # fmt: skip
+        seen: list[tuple[Labels, _Seen]] = [({}, _Seen(self, by_stage, streams))]
+        return [*families(_METRICS, seen, f"{self._prefix}_"), *families(_PLANE, seen, "dynamo_request_plane_")]
 
-    def _durations(self) -> MetricFamily:
-        name = f"{self._prefix}_stage_duration_seconds"
-        stages = {
-            PREPROCESS: self.preprocess,
-            ROUTE: self.route,
-            "transport_roundtrip": self.roundtrip,
-        }
-        samples = [sample for stage, times in stages.items() for sample in times.samples(name, {"stage": stage})]
-        return MetricFamily(name, "How long a stage of a request takes", "histogram", samples)
 
-    def _requests_by_stage(self, by_stage: Counter[str]) -> MetricFamily:
-        name = f"{self._prefix}_stage_requests"
-        samples = [Sample(name, {"stage": stage, "phase": phase}, by_stage[stage]) for stage, phase in PHASES.items()]
-        return MetricFamily(name, "Requests in a stage", "gauge", samples)
+class _Seen(Struct, frozen=True):
+    stages: Stages
+    by_stage: Counter[str]
+    streams: int
 
-    def _tokenizer(self) -> MetricFamily:
-        name = f"{self._prefix}_tokenizer_latency_ms"
-        samples = list(self.prompts.tokenize.samples(name, {"operation": "tokenize"}, 1000))
-        return MetricFamily(name, "What the tokenizer takes, in milliseconds", "histogram", samples)
 
-    def _one(self, name: str, help: str, times: Histogram) -> MetricFamily:
-        return MetricFamily(name, help, "histogram", list(times.samples(name, {})))
+_METRICS: tuple[Metric[_Seen], ...] = (
+    Metric(
+        "histogram", "stage_duration_seconds", "How long a stage of a request takes",
+        lambda seen: {
+            (PREPROCESS,): seen.stages.preprocess,
+            (ROUTE,): seen.stages.route,
+            ("transport_roundtrip",): seen.stages.roundtrip,
+        },
+        ("stage",),
+    ),
+    Metric("gauge", "stage_requests", "Requests in a stage",
+        lambda seen: {(stage, phase): seen.by_stage[stage] for stage, phase in PHASES.items()}, ("stage", "phase")),
+    Metric("histogram", "template_seconds", "Messages into a prompt", lambda seen: seen.stages.prompts.template),
+    Metric("histogram", "tokenize_seconds", "A prompt into token ids", lambda seen: seen.stages.prompts.tokenize),
+    Metric("histogram", "tokenizer_latency_ms", "What the tokenizer takes, in milliseconds",
+        lambda seen: {("tokenize",): seen.stages.prompts.tokenize}, ("operation",), scale=1000),
+)  # fmt: skip
+_PLANE: tuple[Metric[_Seen], ...] = (
+    Metric("histogram", "roundtrip_ttft_seconds", "From a request's sending to its first token",
+        lambda seen: seen.stages.roundtrip),
+    Metric("gauge", "inflight_requests", "Streams open at workers", lambda seen: seen.streams),
+)  # fmt: skip

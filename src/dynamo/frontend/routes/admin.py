@@ -24,7 +24,7 @@ from dynamo.runtime import Context
 from dynamo.runtime.inspection import InspectionRequest
 from dynamo.runtime.inspection.inspection import NDJSON, encoded_answer
 from dynamo.runtime.names import CLEAR_ENDPOINT
-from dynamo.runtime.one_item import OneItem
+from dynamo.runtime.stream import OneItem
 from dynamo.serving.served_model import ServedModel
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

@@ -10,7 +10,7 @@ from aiohttp import web
 from dynamo.api.answers.http import json_response
 from dynamo.api.route import HttpCall
 from dynamo.frontend.state import Frontend
-from dynamo.runtime.metrics.exposition import CONTENT_TYPE, exposition
+from dynamo.runtime.exposition import CONTENT_TYPE, exposition
 from dynamo.runtime.names import SCHEME
 
 

@@ -4,69 +4,10 @@ from __future__ import annotations
 
 import math
 
-_MEMORY = 0.98
-"""The weight of a sample shrinks by this with each later one: about the last 50 count."""
-_REACH = 2.0
-"""A line says nothing about prompts that are longer than its longest sample, or shorter than its shortest one, by more
-than this factor."""
-_PERIOD = 50
-"""Samples after which the shortest one is looked for anew; that of the last period counts too."""
+from dynamo.kv.prompt_cost import FADING, LineFit
+
 STALE_SECONDS = 30.0
 """A cost without a sample for this long is measured again, so that one bad moment does not decide for ever."""
-
-
-class LineFit:
-    """Seconds as a line over tokens, fitted to weighted samples by least squares; neither part is negative.
-
-    While all samples are of one length, time is taken to grow in `proportion`, or else to be always the same.
-    """
-
-    def __init__(self, *, proportion: bool) -> None:
-        self._proportion = proportion
-        self.samples = 0
-        self.latest = float("-inf")
-        """When the last sample came."""
-        self._longest = 0
-        self._shortest = self._shortest_before = math.inf
-        """In this period and in the last one. Too short a time for a longer prompt leads to a sample, which corrects
-        it; a wrong time for a shorter one may not, and has to be forgotten."""
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-
-    def add(self, tokens: int, seconds: float, now: float) -> None:
-        self.samples += 1
-        self.latest = now
-        if self.samples % _PERIOD == 0:
-            self._shortest, self._shortest_before = math.inf, self._shortest
-        self._shortest = min(self._shortest, tokens)
-        self._longest = max(self._longest, tokens)
-        self._weight = self._weight * _MEMORY + 1.0
-        self._x = self._x * _MEMORY + tokens
-        self._y = self._y * _MEMORY + seconds
-        self._xx = self._xx * _MEMORY + tokens * tokens
-        self._xy = self._xy * _MEMORY + tokens * seconds
-
-    def reaches(self, tokens: int) -> bool:
-        """Whether the samples say something about so many tokens."""
-        return self.shortest <= _REACH * tokens and tokens <= _REACH * self._longest
-
-    @property
-    def shortest(self) -> float:
-        """The least tokens of a sample that is not forgotten; infinite without any."""
-        return min(self._shortest, self._shortest_before)
-
-    def seconds(self, tokens: float) -> float | None:
-        """The expected time; None without a sample."""
-        if not self.samples:
-            return None
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        spread = self._xx / self._weight - mean_x * mean_x
-        if spread <= 1e-9 * max(1.0, mean_x * mean_x):
-            return mean_y * tokens / mean_x if self._proportion and mean_x else mean_y
-        slope = max(0.0, (self._xy / self._weight - mean_x * mean_y) / spread)
-        start = mean_y - slope * mean_x
-        if start < 0:
-            slope, start = self._xy / self._xx, 0.0
-        return start + slope * tokens
 
 
 class PromptMix:
@@ -76,9 +17,9 @@ class PromptMix:
         self._weight = self._uncached = self._prompt = 0.0
 
     def add(self, prompt_tokens: int, uncached_tokens: int) -> None:
-        self._weight = self._weight * _MEMORY + uncached_tokens
-        self._uncached = self._uncached * _MEMORY + uncached_tokens * uncached_tokens
-        self._prompt = self._prompt * _MEMORY + uncached_tokens * prompt_tokens
+        self._weight = self._weight * FADING + uncached_tokens
+        self._uncached = self._uncached * FADING + uncached_tokens * uncached_tokens
+        self._prompt = self._prompt * FADING + uncached_tokens * prompt_tokens
 
     def typical(self) -> tuple[int, int] | None:
         """Tokens of a prompt, and how many of them are not cached; None if all were cached."""

@@ -34,7 +34,7 @@ from dynamo.protocols.errors import (
 )
 from dynamo.router.placement import Placement
 from dynamo.runtime import Context
-from dynamo.runtime.metrics.instruments import Histogram, log_buckets
+from dynamo.runtime.metrics import Histogram, log_buckets
 from dynamo.settings.handoff import SplitConfig
 
 log = logging.getLogger(__name__)

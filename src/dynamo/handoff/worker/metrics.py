@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from typing import Any
 
 from dynamo.engines.base import PrefixHandoff
 from dynamo.handoff.record import HandoffLedger, HandoffState
+from dynamo.runtime.metrics import Labels, Metric, MetricFamily, families
 
 log = logging.getLogger(__name__)
 
-_PREFIX = "dynamo_component_handoff"
+PREFIX = "dynamo_component_handoff_"
+_SETTLED = [state for state in HandoffState if state is not HandoffState.OFFERED]
+
+
+OPEN_RECORDS: Metric[Any] = Metric("gauge", "open_records", "Hand-offs offered or being sent", lambda one: one.open)
 
 
 class HandoffMetrics:
@@ -20,35 +23,28 @@ class HandoffMetrics:
 
     def __init__(self, ledger: HandoffLedger, engine: PrefixHandoff) -> None:
         self.leaked_blocks = 0
-        self._ledger = ledger
-        self._engine = engine
-        self._bytes = 0
-        self._seconds = 0.0
+        self.ledger = ledger
+        self.engine = engine
+        self.bytes = 0
+        self.seconds = 0.0
 
     def sent(self, size: int, seconds: float) -> None:
-        self._bytes += size
-        self._seconds += seconds
+        self.bytes += size
+        self.seconds += seconds
 
     def compare(self) -> None:
         """Blocks that the engine holds for hand-offs without a record are a leak."""
-        leaked = max(0, self._engine.held_blocks() - self._ledger.blocks)
+        leaked = max(0, self.engine.held_blocks() - self.ledger.blocks)
         if leaked > self.leaked_blocks:
             log.error("%d KV blocks are held for hand-offs that have ended", leaked)
         self.leaked_blocks = leaked
 
-    def collect(self) -> Iterator[Metric]:
-        settled = CounterMetricFamily(f"{_PREFIX}_records", "Hand-offs that ended, by how", labels=["state"])
-        for state in HandoffState:
-            if state is not HandoffState.OFFERED:
-                settled.add_metric([state.value], self._ledger.settled[state])
-        yield settled
-        yield GaugeMetricFamily(f"{_PREFIX}_open_records", "Hand-offs offered or being sent", len(self._ledger))
-        yield GaugeMetricFamily(f"{_PREFIX}_held_blocks", "KV blocks held for them", self._engine.held_blocks())
-        yield GaugeMetricFamily(
-            f"{_PREFIX}_leaked_blocks", "KV blocks held for hand-offs without a record", self.leaked_blocks
-        )
-        yield CounterMetricFamily(f"{_PREFIX}_sent_bytes", "Bytes of computed prompts sent", self._bytes)
-        yield CounterMetricFamily(f"{_PREFIX}_send_seconds", "Time spent on sending them", self._seconds)
+    @property
+    def open(self) -> int:
+        return len(self.ledger)
+
+    def families(self, labels: Labels) -> list[MetricFamily]:
+        return families(_PREFILL, [(labels, self)], PREFIX)
 
 
 class TakeMetrics:
@@ -60,10 +56,22 @@ class TakeMetrics:
         self.bytes = 0
         self.seconds = 0.0
 
-    def collect(self) -> Iterator[Metric]:
-        results = CounterMetricFamily(f"{_PREFIX}_takes", "Computed prompts fetched, by outcome", labels=["outcome"])
-        results.add_metric(["taken"], self.taken)
-        results.add_metric(["failed"], self.failed)
-        yield results
-        yield CounterMetricFamily(f"{_PREFIX}_received_bytes", "Bytes of computed prompts received", self.bytes)
-        yield CounterMetricFamily(f"{_PREFIX}_receive_seconds", "Time spent on receiving them", self.seconds)
+    def families(self, labels: Labels) -> list[MetricFamily]:
+        return families(_DECODE, [(labels, self)], PREFIX)
+
+
+_PREFILL: tuple[Metric[HandoffMetrics], ...] = (
+    Metric("counter", "records_total", "Hand-offs that ended, by how",
+        lambda one: {(state.value,): one.ledger.settled[state] for state in _SETTLED}, ("state",)),
+    OPEN_RECORDS,
+    Metric("gauge", "held_blocks", "KV blocks held for them", lambda one: one.engine.held_blocks()),
+    Metric("gauge", "leaked_blocks", "KV blocks held for hand-offs without a record", lambda one: one.leaked_blocks),
+    Metric("counter", "sent_bytes_total", "Bytes of computed prompts sent", lambda one: one.bytes),
+    Metric("counter", "send_seconds_total", "Time spent on sending them", lambda one: one.seconds),
+)  # fmt: skip
+_DECODE: tuple[Metric[TakeMetrics], ...] = (
+    Metric("counter", "takes_total", "Computed prompts fetched, by outcome",
+        lambda one: {("taken",): one.taken, ("failed",): one.failed}, ("outcome",)),
+    Metric("counter", "received_bytes_total", "Bytes of computed prompts received", lambda one: one.bytes),
+    Metric("counter", "receive_seconds_total", "Time spent on receiving them", lambda one: one.seconds),
+)  # fmt: skip

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from msgspec import structs
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dynamo.engines.base import Engine, EngineTransfer, Running
+from dynamo.handoff.worker.metrics import OPEN_RECORDS, PREFIX
 from dynamo.handoff.worker.prefill import LEASE_SECONDS
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import Context
+from dynamo.runtime.metrics import Labels, MetricFamily
 from dynamo.runtime.stream import Handler, Outlet
 from dynamo.runtime.tracing.endpoint_spans import SpannedOutlet
 
@@ -56,8 +56,8 @@ class LeasedPrefills:
 
         context.on_stop(stop)
 
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("dynamo_component_handoff_open_records", "Hand-offs offered or being sent", self.open)
+    def families(self, labels: Labels) -> list[MetricFamily]:
+        return [OPEN_RECORDS.family([(labels, self)], PREFIX)]
 
 
 class LeaseSink:

@@ -11,8 +11,7 @@ from dynamo.kv.follow.snapshots import Snapshots
 from dynamo.kv.follow.stats import FollowStats
 from dynamo.kv.follow.subscriptions import Subscriptions, count_malformed
 from dynamo.kv.index.index import Index
-from dynamo.kv.messages import RouterEventBatch, WorkerRank
-from dynamo.kv.subjects import KV_EVENTS, ComponentName
+from dynamo.kv.messages import KV_EVENTS, ComponentName, RouterEventBatch, WorkerRank
 from dynamo.protocols.errors import DynamoException, InvalidArgument
 from dynamo.protocols.instance import Instance
 from dynamo.runtime import DistributedRuntime

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from dynamo.kv.messages import RouterEvent
+from dynamo.process.backoff import Backoff
 
 
 class FollowConfig(Struct, frozen=True, kw_only=True):
@@ -90,15 +91,14 @@ class RankSync:
         self.state = SyncState.Live
         self.backoff = 0.0
         """Seconds until `retry` is due, when backing off."""
-        self.failures = 0
-        """Snapshots that failed in a row."""
-        self.pause = config.patience
-        """Before the next snapshot if one has a gap to the next event; reset when events arrive without a gap."""
         self.patience = config.patience
         """How long the next computed prompt may be missing."""
         self.unknown_prompts = 0
         """Computed prompts in a row of which the rank holds no block, though it holds others."""
         self._config = config
+        self._after_failure = Backoff(config.retry, config.longest)
+        self.after_gap = Backoff(config.patience, config.longest)
+        """When a snapshot has a gap to the next event; reset when events arrive without a gap."""
         self._cursor = Cursor()
         self._exact = False
         """The index holds exactly what the events up to the cursor say."""
@@ -109,6 +109,11 @@ class RankSync:
         self._missed_at = 0.0
         self._heard_at = now
         self._quiet = config.quiet
+
+    @property
+    def failures(self) -> int:
+        """Snapshots that failed in a row."""
+        return self._after_failure.attempts
 
     def resync(self) -> Sequence[Action]:
         """Request a snapshot, unless one is already requested."""
@@ -125,7 +130,8 @@ class RankSync:
             return ()
         order = self._cursor.see(number)
         if order is Order.Next:
-            self.pause = self._config.patience
+            if self.after_gap.attempts:
+                self.after_gap.reset()
             return (event,)
         if order is Order.Stale and number:
             return ()
@@ -149,13 +155,12 @@ class RankSync:
             self._cursor.last = last_event_id
             self._exact = True
         self._heard_at = now
-        self.failures = 0
+        self._after_failure.reset()
         events, connected = self._drain()
         if connected:
             self.state = SyncState.Live
         else:
-            self._back_off(self.pause)
-            self.pause = min(self.pause * 2, self._config.longest)
+            self._back_off(self.after_gap.pause())
         return events
 
     def failed(self) -> Sequence[Action]:
@@ -172,10 +177,10 @@ class RankSync:
             actions += events
             if connected:
                 return self._without_snapshot(actions)
-        self.failures += 1
+        pause = self._after_failure.pause()
         if self._reachable:
             return [*actions, *self._fetch()]
-        self._back_off(min(self._config.retry * 2 ** min(self.failures - 1, 60), self._config.longest))
+        self._back_off(pause)
         return actions
 
     def retry(self) -> Sequence[Action]:
@@ -186,7 +191,7 @@ class RankSync:
         """The worker can now be asked for snapshots."""
         self._reachable = True
         if self.state is SyncState.BackingOff and self.failures:
-            self.failures = 0
+            self._after_failure.reset()
             return self._fetch()
         return ()
 
@@ -218,7 +223,7 @@ class RankSync:
 
     def _without_snapshot(self, actions: list[Action]) -> list[Action]:
         self.state = SyncState.Live
-        self.failures = 0
+        self._after_failure.reset()
         return actions
 
     def _drain(self) -> tuple[list[Action], bool]:

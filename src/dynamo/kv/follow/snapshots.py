@@ -6,8 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from dynamo.kv.messages import KV_WIRE_VERSION, KvSnapshot, SnapshotRequest, WorkerRank
-from dynamo.kv.subjects import SNAPSHOT_ENDPOINT, ComponentName
+from dynamo.kv.messages import (
+    KV_WIRE_VERSION,
+    SNAPSHOT_ENDPOINT,
+    ComponentName,
+    KvSnapshot,
+    SnapshotRequest,
+    WorkerRank,
+)
 from dynamo.protocols.errors import StreamIncomplete
 from dynamo.protocols.instance import Instance
 from dynamo.runtime import DistributedRuntime, EndpointId

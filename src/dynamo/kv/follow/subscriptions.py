@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from dynamo.kv.follow.stats import FollowStats
-from dynamo.kv.subjects import ComponentName, subject
+from dynamo.kv.messages import ComponentName, subject
 from dynamo.protocols.errors import StartError
 from dynamo.protocols.instance import Instance
 from dynamo.runtime.events import EventPlane, Subscription

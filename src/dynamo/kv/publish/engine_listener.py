@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from dynamo.kv.publish.engine_events import EngineBatch, MalformedEvents, decode_batch, decode_sequence
-from dynamo.kv.publish.engine_rank import EngineRank
+from dynamo.kv.publish.translate import EngineRank
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,9 @@ import msgspec
 from msgspec import structs
 
 from dynamo.kv.messages import (
+    KV_EVENTS,
     KV_WIRE_VERSION,
+    SNAPSHOT_ENDPOINT,
     Cleared,
     KvChange,
     KvSnapshot,
@@ -24,8 +26,8 @@ from dynamo.kv.messages import (
     Tier,
     TierSnapshot,
     WorkerRank,
+    subject,
 )
-from dynamo.kv.subjects import KV_EVENTS, SNAPSHOT_ENDPOINT, subject
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.runtime import Component, Endpoint
 from dynamo.runtime.handler import GeneratorHandler

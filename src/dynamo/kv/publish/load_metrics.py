@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from dynamo.kv.messages import ActiveLoad, TierReport
+from dynamo.kv.messages import KV_METRICS, LOAD_REPORT_SECONDS, ActiveLoad, TierReport, subject
 from dynamo.kv.publish.feed import component_of
-from dynamo.kv.subjects import KV_METRICS, LOAD_REPORT_SECONDS, subject
 from dynamo.runtime import Component, Context, Endpoint
 from dynamo.runtime.stream import Outlet
 

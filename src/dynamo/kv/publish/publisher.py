@@ -10,17 +10,32 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dynamo.kv.messages import Tier
-from dynamo.kv.publish.dropped import dropped_events
 from dynamo.kv.publish.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
 from dynamo.kv.publish.engine_listener import EngineListener, engine_address
-from dynamo.kv.publish.engine_rank import EngineRank
 from dynamo.kv.publish.feed import component_of, kv_feed
+from dynamo.kv.publish.translate import EngineRank
 from dynamo.runtime import Component, Endpoint
+from dynamo.runtime.metrics import Metric
 
 log = logging.getLogger(__name__)
 
 MAX_BATCHING_MS = 15_000
 _MASK = (1 << 64) - 1
+
+
+class DroppedEvents:
+    """Of all ranks of one instance: the batches of KV events that engines have lost before this process took them."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def count(self, batches: int) -> None:
+        self.batches += batches
+
+
+_DROPPED: Metric[DroppedEvents] = Metric("counter", "dynamo_component_kv_publisher_engines_dropped_events_total",
+    "Batches of KV events that are missing between two of an engine and could not be had again",
+    lambda dropped: dropped.batches)  # fmt: skip
 
 
 class KvEventPublisher:
@@ -214,3 +229,20 @@ def _within(name: str, value: int, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value < high:
         raise ValueError(f"{name} must be an integer in {low}..{high - 1}, not {value!r}")
     return value
+
+
+def dropped_events(component: Component) -> DroppedEvents:
+    """The count of this runtime's instance of the component, created and shown on first use."""
+
+    def create() -> DroppedEvents:
+        dropped = DroppedEvents()
+        if status := component.runtime.status:
+            labels = {
+                "dynamo_namespace": component.namespace,
+                "dynamo_component": component.name,
+                "worker_id": f"{component.runtime.instance_id:x}",
+            }
+            status.add_families(lambda: [_DROPPED.family([(labels, dropped)])])
+        return dropped
+
+    return component.runtime.shared((DroppedEvents, component.namespace, component.name), create)

@@ -1,7 +1,7 @@
 """KV blocks that outlive the device's cache: in memory, then in a folder, used only where measured to be faster."""
 
 from dynamo.kv.tiers.chain import TierChain
-from dynamo.kv.tiers.costs import PrefillCost, TierCosts
+from dynamo.kv.tiers.costs import TierCosts
 from dynamo.kv.tiers.folder import FolderTier, TierFolderError
 from dynamo.kv.tiers.memory import MemoryTier
 from dynamo.kv.tiers.segment import DamagedSegment, KvSegment
@@ -12,7 +12,6 @@ __all__ = [
     "FolderTier",
     "KvSegment",
     "MemoryTier",
-    "PrefillCost",
     "TierChain",
     "TierCosts",
     "TierFetch",

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Protocol
 
 from dynamo.kv.messages import KvChange, Tier, TierReport
-from dynamo.kv.tiers.costs import PrefillCost, TierCosts
+from dynamo.kv.prompt_cost import Pace
+from dynamo.kv.tiers.costs import TierCosts
 from dynamo.kv.tiers.memory import MemoryTier
 from dynamo.kv.tiers.segment import KvSegment
 
@@ -33,7 +34,7 @@ class TierChain:
 
     def __init__(
         self,
-        prefill: PrefillCost,
+        prefill: Pace,
         clock: Callable[[], float],
         *,
         memory: MemoryTier | None = None,
@@ -139,7 +140,7 @@ class TierChain:
             return
         self._in_use[tier] = used
         where = self._place(tier)
-        restoring, computing = (1e3 * (each.seconds_per_token or 0.0) for each in (costs, self.prefill))
+        restoring, computing = (1e3 * (each.seconds_per_token or 0.0) for each in (costs.restoring, self.prefill))
         if used:
             log.info("KV blocks are restored from %s again: %.4g ms per token, computing takes %.4g ms", where,
                      restoring, computing)  # fmt: skip

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-_MEMORY_TOKENS = 8192.0
-"""Measurements fade as so many tokens follow them."""
+from dynamo.kv.prompt_cost import Pace
+
 _TRIAL_SECONDS = 60.0
 """A tier that was slower than computing is tried again after this time."""
 _INVESTED_SHARE = 0.05
 """Storing may cost this share of the time spent on prompts before it has saved anything, and so many seconds:"""
 _INVESTED_SECONDS = 1.0
-_LEAST_MEASURED = 16
-"""Fewer tokens of prompts say little about the time per token."""
-
-
-class PrefillCost(Struct):
-    """Seconds per token of computing prompts."""
-
-    seconds_per_token: float | None = None
-    seconds: float = 0.0
-
-    def computed(self, tokens: int, seconds: float) -> None:
-        self.seconds += seconds
-        self.seconds_per_token = _faded(self.seconds_per_token, tokens, seconds)
-
-    def step(self, prompt_tokens: int, tokens: int, seconds: float) -> None:
-        """A step computed `tokens`, of which these were of prompts."""
-        if prompt_tokens >= _LEAST_MEASURED:
-            self.computed(prompt_tokens, seconds * prompt_tokens / tokens)
 
 
 class TierCosts(Struct):
     """What one tier has done, cost and saved."""
 
-    seconds_per_token: float | None = None
-    """Of restoring; None: not measured."""
+    restoring: Pace = field(default_factory=Pace)
     restored_tokens: int = 0
     restored_bytes: int = 0
-    restore_seconds: float = 0.0
     saved_seconds: float = 0.0
     """What computing the restored tokens would have taken."""
     stored_tokens: int = 0
@@ -51,16 +31,19 @@ class TierCosts(Struct):
     """Damaged, not readable, not writable, or not restorable."""
     retry_at: float = 0.0
 
-    def restored(self, tokens: int, bytes: int, seconds: float, prefill: PrefillCost, now: float) -> None:
+    @property
+    def restore_seconds(self) -> float:
+        return self.restoring.spent
+
+    def restored(self, tokens: int, bytes: int, seconds: float, prefill: Pace, now: float) -> None:
         self.restored_tokens += tokens
         self.restored_bytes += bytes
-        self.saved_seconds += tokens * (prefill.seconds_per_token or 0.0)
+        self.saved_seconds += prefill.seconds(tokens)
         self.measured(tokens, seconds, prefill, now)
 
-    def measured(self, tokens: int, seconds: float, prefill: PrefillCost, now: float) -> None:
+    def measured(self, tokens: int, seconds: float, prefill: Pace, now: float) -> None:
         """Restoring `tokens` took, or would have taken, `seconds`."""
-        self.restore_seconds += seconds
-        self.seconds_per_token = _faded(self.seconds_per_token, tokens, seconds)
+        self.restoring.add(tokens, seconds)
         if not self.worthwhile(prefill):
             self.retry_at = now + _TRIAL_SECONDS
 
@@ -69,34 +52,27 @@ class TierCosts(Struct):
         self.stored_bytes += bytes
         self.store_seconds += seconds
 
-    def worthwhile(self, prefill: PrefillCost) -> bool:
+    def worthwhile(self, prefill: Pace) -> bool:
         """Whether restoring is faster than computing, as far as is known."""
-        ours, theirs = self.seconds_per_token, prefill.seconds_per_token
+        ours, theirs = self.restoring.seconds_per_token, prefill.seconds_per_token
         return ours is None or theirs is None or ours < theirs
 
-    def take_trial(self, prefill: PrefillCost, now: float) -> bool:
+    def take_trial(self, prefill: Pace, now: float) -> bool:
         """Whether a tier that was slower is to be measured again now; the next trial then comes later."""
         if self.worthwhile(prefill) or now < self.retry_at:
             return False
         self.retry_at = now + _TRIAL_SECONDS
         return True
 
-    def may_store(self, prefill: PrefillCost) -> bool:
+    def may_store(self, prefill: Pace) -> bool:
         """Storing stops where restoring is slower, and where it costs more than it has saved and a small advance."""
-        advance = _INVESTED_SECONDS + _INVESTED_SHARE * prefill.seconds
+        advance = _INVESTED_SECONDS + _INVESTED_SHARE * prefill.spent
         spent = self.store_seconds + self.restore_seconds
         return self.worthwhile(prefill) and spent <= self.saved_seconds + advance
 
-    def weight(self, prefill: PrefillCost) -> float | None:
+    def weight(self, prefill: Pace) -> float | None:
         """How much of a computed token a restored one is worth, 0 to 1; None while not measured."""
-        ours, theirs = self.seconds_per_token, prefill.seconds_per_token
+        ours, theirs = self.restoring.seconds_per_token, prefill.seconds_per_token
         if ours is None or theirs is None:
             return None
         return max(0.0, 1.0 - ours / theirs) if theirs > 0 else 0.0
-
-
-def _faded(before: float | None, tokens: int, seconds: float) -> float:
-    if before is None:
-        return seconds / tokens
-    share = min(1.0, max(0.1, tokens / _MEMORY_TOKENS))
-    return before + share * (seconds / tokens - before)

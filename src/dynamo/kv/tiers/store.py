@@ -15,8 +15,8 @@ from functools import partial
 from queue import SimpleQueue
 
 from dynamo.kv.messages import KvChange, Tier
+from dynamo.kv.prompt_cost import Pace
 from dynamo.kv.tiers.chain import TierChain
-from dynamo.kv.tiers.costs import PrefillCost
 from dynamo.kv.tiers.folder import FolderTier
 from dynamo.kv.tiers.memory import MemoryTier
 from dynamo.kv.tiers.segment import KvSegment
@@ -60,7 +60,7 @@ class TierStore(TierChain):
     def __init__(
         self,
         segment_tokens: int,
-        prefill: PrefillCost,
+        prefill: Pace,
         *,
         memory: MemoryTier | None = None,
         folder: FolderTier | None = None,
@@ -103,7 +103,7 @@ class TierStore(TierChain):
                 trial.measures = trial.abandoned = True
                 self._fetches.put(trial)
             return None
-        pace = self.segment_tokens * (self.prefill.seconds_per_token or 0.0)
+        pace = self.prefill.seconds(self.segment_tokens)
         fetch = TierFetch(wanted, now + len(keys) * pace, pace)
         self._fetches.put(fetch)
         return fetch

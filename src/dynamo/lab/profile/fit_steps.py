@@ -15,7 +15,7 @@ from msgspec import Struct
 from dynamo.engines.mocker.args import MockerArgs
 from dynamo.engines.mocker.profile import About, Profile, ProfileTiming
 from dynamo.lab.profile.fit_profile import DecodeTime, PrefillTime, fit_decode, profile_from
-from dynamo.process.line_file import open_lines
+from dynamo.process.files import open_lines
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.forward_pass import VERSION, ScheduledRequestMetrics
 

@@ -23,8 +23,7 @@ from dynamo.lab.simulate.traffic import SimulatedRequest
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import DynamoException, InvalidArgument
-from dynamo.router.backoff import Backoff
-from dynamo.router.config import RoutingConfig
+from dynamo.router.config import RequestBackoff, RoutingConfig
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.factory import make_router
 from dynamo.router.placement import Router
@@ -186,8 +185,8 @@ class Simulation:
             self.measured.migrations += delivery.history.migrations
             await delivery.close()
 
-    def _new_backoff(self) -> Backoff:
-        return Backoff(self.config.routing.migration_wait_secs, clock=self._loop.time, jitter=random.random)
+    def _new_backoff(self) -> RequestBackoff:
+        return RequestBackoff(self.config.routing.migration_wait_secs, clock=self._loop.time, jitter=random.random)
 
     async def replay(self, traffic: Iterable[SimulatedRequest]) -> None:
         """Send all of it, at its times or with the configured concurrency, and wait for the last answer."""

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dynamo.lab.simulate.traffic import SimulatedRequest
-from dynamo.process.line_file import open_lines
+from dynamo.process.files import open_lines
 from dynamo.protocols.errors import InvalidArgument
 
 Milliseconds = Annotated[float, Meta(ge=0, le=1e13)]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from dynamo.process.backoff import Backoff
 from dynamo.process.readiness import READY, VARIABLE
 from dynamo.process.supervisor.output import each_line
 
@@ -61,7 +62,7 @@ class SupervisedProcess:
         self._socket = folder / f"{name}.ready"
         self._say = say
         self._reports_ready = reports_ready
-        self._first_pause = first_pause
+        self._pauses = Backoff(first_pause, LONGEST_PAUSE)
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
         self._last_line = ""
@@ -73,7 +74,7 @@ class SupervisedProcess:
 
     async def run(self) -> None:
         """Until `stop`, or until it is given up."""
-        failures, pause = 0, self._first_pause
+        failures = 0
         while not self._stopping.is_set():
             self._set(ProcessState.Starting)
             begun = time.monotonic()
@@ -89,12 +90,12 @@ class SupervisedProcess:
                 self._set(ProcessState.Failed)
                 return
             if was_ready and time.monotonic() - begun > _STABLE_SECONDS:
-                pause = self._first_pause
+                self._pauses.reset()
+            pause = self._pauses.pause()
             self._say(self.name, f"{ended}; starting it again in {pause:g} s")
             self._set(ProcessState.Waiting)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
             self.restarts += 1
         self._set(ProcessState.Stopped)
 

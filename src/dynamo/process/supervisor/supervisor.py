@@ -1,14 +1,16 @@
-"""All processes of a deployment: `start`, `scale`, `stop`, and what became of them."""
+"""All processes of a deployment: `start`, `scale`, `stop`, and what became of them; signals drain or kill them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from dynamo.process.supervisor.deployment import ComponentSpec, Deployment
 from dynamo.process.supervisor.output import PrefixedOutput
@@ -168,3 +170,33 @@ class Supervisor:
 
 def _process_name(spec: ComponentSpec, index: int) -> str:
     return spec.name if spec.replicas == 1 and index == 0 else f"{spec.name}-{index}"
+
+
+def on_signals(supervisor: Supervisor | None) -> asyncio.Event:
+    """Set at the first SIGTERM or SIGINT; a second one kills the processes."""
+    signalled = asyncio.Event()
+
+    def on_signal() -> None:
+        if signalled.is_set() and supervisor:
+            supervisor.kill()
+        signalled.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return signalled
+
+
+async def unless_signalled(signalled: asyncio.Event, work: Awaitable[Any]) -> bool:
+    """Whether `work` ended before a signal came; raises what it raised."""
+    task, waiter = asyncio.ensure_future(work), asyncio.create_task(signalled.wait())
+    try:
+        await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        await task
+        return True
+    finally:
+        task.cancel()
+        waiter.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StartError):
+            await task

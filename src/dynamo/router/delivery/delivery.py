@@ -23,7 +23,7 @@ from dynamo.protocols.errors import (
     Unavailable,
     WorkerBusy,
 )
-from dynamo.router.backoff import Backoff
+from dynamo.router.config import RequestBackoff as Backoff
 from dynamo.router.delivery.continuation import continuation, correct_usage, is_complete, is_guided, repeatable
 from dynamo.router.delivery.history import DeliveryHistory
 from dynamo.router.delivery.repetition import Repetition

@@ -14,8 +14,16 @@ import msgspec
 
 from dynamo.kv.follow.subscriptions import Subscriptions
 from dynamo.kv.index.approximate import ApproximateIndex
-from dynamo.kv.messages import BookingAdded, BookingBatch, BookingFreed, BookingPrefillDone, WorkerRank
-from dynamo.kv.subjects import BOOKINGS, ComponentName, subject
+from dynamo.kv.messages import (
+    BOOKINGS,
+    BookingAdded,
+    BookingBatch,
+    BookingFreed,
+    BookingPrefillDone,
+    ComponentName,
+    WorkerRank,
+    subject,
+)
 from dynamo.protocols.instance import Instance
 from dynamo.router.load_book import LoadBook
 from dynamo.router.stats import RouterStats

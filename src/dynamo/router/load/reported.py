@@ -1,4 +1,4 @@
-"""The load that workers report. It includes requests of other routers, which our own bookings do not."""
+"""What workers report of their load, which includes requests of other routers, and what a router knows of each rank."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from dynamo.kv.follow.subscriptions import Subscriptions
-from dynamo.kv.messages import ActiveLoad, WorkerRank
-from dynamo.kv.subjects import KV_METRICS, LOAD_REPORT_SECONDS
+from dynamo.kv.index.index import Index
+from dynamo.kv.messages import KV_METRICS, LOAD_REPORT_SECONDS, ActiveLoad, Tier, WorkerRank
 from dynamo.protocols.card import MAX_RANKS
 from dynamo.protocols.instance import Instance
+from dynamo.router.load_book import Loads
+from dynamo.router.placement import RankStatus, TierStatus
 from dynamo.router.stats import RouterStats
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
@@ -19,6 +21,7 @@ MAX_MISSED = 4
 """The load of a worker that has missed this many reports is dropped."""
 NOTIFY_DELAY_SECONDS = 0.02
 """Hundreds of workers may report at once: waiting requests are reconsidered once for all of them."""
+SLOWER = (Tier.Host, Tier.Disk, Tier.External)
 
 
 class ReportedLoads:
@@ -97,3 +100,27 @@ class ReportedLoads:
         self._tier_weights = None
         for key in keys:
             del self._loads[key], self._received_at[key]
+
+
+def kv_status(
+    workers: Sequence[WorkerRank], loads: Loads, index: Index | None, reported: ReportedLoads | None
+) -> list[RankStatus]:
+    """`index` None: what is cached is not known."""
+    columns = zip(workers, loads.requests, loads.active_blocks, loads.prefill_tokens, strict=True)
+    return [
+        RankStatus(
+            worker,
+            int(requests),
+            int(blocks),
+            int(tokens),
+            None if index is None else index.blocks(worker),
+            _tiers(worker, index, reported) if index is not None and (index.has_tiers or reported) else (),
+        )
+        for worker, requests, blocks, tokens in columns
+    ]
+
+
+def _tiers(worker: WorkerRank, index: Index, reported: ReportedLoads | None) -> list[TierStatus]:
+    reports = {report.tier: report for report in reported.get(worker).tiers} if reported else {}
+    held = [(tier, index.blocks(worker, tier)) for tier in SLOWER]
+    return [TierStatus(tier, blocks, reports.get(tier)) for tier, blocks in held if blocks or tier in reports]

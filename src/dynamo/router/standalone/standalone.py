@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -27,7 +27,7 @@ from dynamo.router.placement import Placement
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime, EndpointId
 from dynamo.runtime.membership import Membership
-from dynamo.runtime.metrics.instruments import MetricFamily
+from dynamo.runtime.metrics import MetricFamily
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
@@ -146,12 +146,14 @@ class StandaloneRouter:
         ]
         return {"block_size": self.block_size, "num_blocks": choice.prompt_blocks, "workers": rows}
 
-    def families(self) -> Iterator[MetricFamily]:
+    def families(self) -> list[MetricFamily]:
         """The router's metrics; `model` is that of the worker seen first."""
-        if self._core:
-            kind = WorkerType.Decode if self.splitter else WorkerType.Aggregated
-            router = LabelledRouter(self._core, self._model, self._runtime.instance_id, kind, self.block_size)
-            yield from router_families([router])
+        if self._core is None:
+            return []
+        kind = WorkerType.Decode if self.splitter else WorkerType.Aggregated
+        return router_families(
+            [LabelledRouter(self._core, self._model, self._runtime.instance_id, kind, self.block_size)]
+        )
 
     def _card_changed(self, instance_id: int, card: ModelCard) -> None:
         self._model = self._model or card.name

@@ -28,8 +28,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from dynamo.process.file_locks import EXHAUSTED, READ, create_held, is_held
-from dynamo.process.file_stamp import Stamp, file_stamp
+from dynamo.process.files import EXHAUSTED, READ, Stamp, create_held, file_stamp, is_held
 from dynamo.runtime.discovery.base import DiscoveryError, check_key
 
 log = logging.getLogger("dynamo.runtime.discovery.file")

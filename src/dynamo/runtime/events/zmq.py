@@ -23,7 +23,7 @@ from ipaddress import ip_address
 import msgspec
 import zmq
 
-from dynamo.process.own_address import LOOPBACK, own_address
+from dynamo.process.addresses import LOOPBACK, own_address
 from dynamo.runtime.discovery.base import Delete, Discovery, DiscoveryError, Put, Synced
 from dynamo.runtime.events.base import Callback, EventPlaneError, Subscribers, Subscription, check_subject
 from dynamo.runtime.events.channel import Doorkeeper, PublishingEnd, SubscribingEnd, channel_address

@@ -15,8 +15,7 @@ from dynamo.runtime.inspection.facts import process_facts
 from dynamo.runtime.inspection.objects import object_counts
 from dynamo.runtime.inspection.profile import ThreadProfile
 from dynamo.runtime.inspection.slices import SlicedWork, paced
-from dynamo.runtime.inspection.stacks import LoopWatch, thread_stacks
-from dynamo.runtime.inspection.tasks import task_rows
+from dynamo.runtime.inspection.stacks import LoopWatch, task_rows, thread_stacks
 from dynamo.runtime.logging import set_filter
 
 Row = dict[str, Any]

@@ -3,7 +3,7 @@
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from dynamo.runtime.credentials import without_credentials
+from dynamo.process.addresses import without_credentials
 from dynamo.settings import Setting, Settings
 
 DEFAULT_SERVER = "nats://localhost:4222"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dynamo.protocols.errors import Disconnected, DynamoException, ProtocolError
-from dynamo.runtime.metrics.instruments import Number
+from dynamo.runtime.metrics import Number
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.frames import FrameDecoder, Kind
 from dynamo.runtime.plane.trace import TracedDecoder, is_traced, traced_write

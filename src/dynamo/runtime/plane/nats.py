@@ -18,10 +18,10 @@ from dynamo.runtime.names import new_instance_id
 from dynamo.runtime.nats.connection import NatsConnection, NatsError, NatsSubscription
 from dynamo.runtime.plane.base import served_path
 from dynamo.runtime.plane.client_link import ClientLink
+from dynamo.runtime.plane.handshake import Strangers
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.server_link import ServerLink
-from dynamo.runtime.plane.strangers import Strangers
 
 log = logging.getLogger(__name__)
 

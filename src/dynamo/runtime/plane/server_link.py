@@ -10,9 +10,9 @@ from dynamo.protocols.errors import Disconnected, DynamoException, EngineShutdow
 from dynamo.runtime.context import Context
 from dynamo.runtime.plane import frames, handshake
 from dynamo.runtime.plane.frames import Kind
+from dynamo.runtime.plane.handshake import Strangers
 from dynamo.runtime.plane.link import Link
 from dynamo.runtime.plane.route import Route
-from dynamo.runtime.plane.strangers import Strangers
 
 
 class ServerLink(Link):

@@ -12,15 +12,15 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from dynamo.process.own_address import LOOPBACK, own_address
+from dynamo.process.addresses import LOOPBACK, own_address
 from dynamo.protocols.errors import CannotConnect, Disconnected
 from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.plane.base import PlaneError, served_path
 from dynamo.runtime.plane.client_link import ClientLink
+from dynamo.runtime.plane.handshake import Strangers
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.server_link import ServerLink
-from dynamo.runtime.plane.strangers import Strangers
 from dynamo.runtime.plane.tls import PlaneTls
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.process.file_stamp import Stamp, file_stamp
+from dynamo.process.files import Stamp, file_stamp
 from dynamo.runtime.plane.base import PlaneError
 
 Stamps = tuple[Stamp | None, ...]

@@ -2,7 +2,6 @@
 
 from dynamo.runtime.status.config import StatusConfig
 from dynamo.runtime.status.counts import EndpointCounts, endpoint_labels
-from dynamo.runtime.status.served import ServedEndpoint
-from dynamo.runtime.status.status import Status
+from dynamo.runtime.status.status import ServedEndpoint, Status
 
 __all__ = ["EndpointCounts", "ServedEndpoint", "Status", "StatusConfig", "endpoint_labels"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Number, Sample
+from dynamo.runtime.metrics import Histogram, Metric, MetricFamily, Number, families
 from dynamo.runtime.names import EndpointId
 
-PREFIX = "dynamo_component"
+PREFIX = "dynamo_component_"
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 OWN_LABELS = ("dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker_id", "error_type", "le")
 
@@ -82,38 +82,31 @@ def endpoint_labels(endpoint: EndpointId, instance_id: int, more: Sequence[tuple
     }
 
 
-def component_metrics(endpoints: Iterable[EndpointCounts], uptime: float) -> Iterator[MetricFamily]:
+def component_metrics(endpoints: Iterable[EndpointCounts], uptime: float) -> list[MetricFamily]:
     endpoints = list(endpoints)
-    for name, kind, help, read in _FAMILIES:
-        full = f"{PREFIX}_{name}"
-        samples = [sample for one in endpoints for sample in read(one).samples(full, one.labels)]
-        yield MetricFamily(full.removesuffix("_total"), help, kind, samples)
-    name = f"{PREFIX}_errors"
-    errors = [
-        Sample(f"{name}_total", {**one.labels, "error_type": kind}, count.value)
-        for one in endpoints
-        for kind, count in one.errors.items()
+    return [
+        *families(_METRICS, [(one.labels, one) for one in endpoints], PREFIX),
+        *families(_LIMITED, [(one.labels, one.admission) for one in endpoints if one.admission]),
+        _UPTIME.family([({}, uptime)], PREFIX),
     ]
-    yield MetricFamily(name, "Requests that failed, by what failed", "counter", errors)
-    for name, kind, help, count in _ADMISSION:
-        limited = [Sample(name, one.labels, count(one.admission)) for one in endpoints if one.admission]
-        yield MetricFamily(name.removesuffix("_total"), help, kind, limited)
-    name = f"{PREFIX}_uptime_seconds"
-    yield MetricFamily(name, "Seconds since the start", "gauge", [Sample(name, {}, uptime)])
 
 
-_FAMILIES: tuple[tuple[str, str, str, Callable[[EndpointCounts], Number | Histogram]], ...] = (
-    ("requests_total", "counter", "Requests that came", lambda one: one.requests),
-    ("inflight_requests", "gauge", "Requests being answered", lambda one: one.running),
-    ("request_duration_seconds", "histogram", "From a request to its answer's end", lambda one: one.duration),
-    ("request_bytes_total", "counter", "Bytes of requests", lambda one: one.request_bytes),
-    ("response_bytes_total", "counter", "Bytes of answers", lambda one: one.response_bytes),
-    ("cancellation_total", "counter", "Requests that were stopped or left by their caller", lambda one: one.cancelled),
-)
-
-_ADMISSION: tuple[tuple[str, str, str, Callable[[AdmissionState], int]], ...] = (
-    ("dynamo_engine_request", "gauge", "Requests in the engine", lambda admission: admission.running),
-    ("dynamo_request_queue", "gauge", "Requests that wait for the engine", lambda admission: admission.waiting),
-    ("dynamo_rejection_request_total", "counter", "Requests refused as busy", lambda admission: admission.refused),
+_METRICS: tuple[Metric[EndpointCounts], ...] = (
+    Metric("counter", "requests_total", "Requests that came", lambda one: one.requests),
+    Metric("gauge", "inflight_requests", "Requests being answered", lambda one: one.running),
+    Metric("histogram", "request_duration_seconds", "From a request to its answer's end", lambda one: one.duration),
+    Metric("counter", "request_bytes_total", "Bytes of requests", lambda one: one.request_bytes),
+    Metric("counter", "response_bytes_total", "Bytes of answers", lambda one: one.response_bytes),
+    Metric("counter", "cancellation_total", "Requests that were stopped or left by their caller",
+        lambda one: one.cancelled),
+    Metric("counter", "errors_total", "Requests that failed, by what failed",
+        lambda one: {(kind,): count for kind, count in one.errors.items()}, ("error_type",)),
+)  # fmt: skip
+_LIMITED: tuple[Metric[AdmissionState], ...] = (
+    Metric("gauge", "dynamo_engine_request", "Requests in the engine", lambda limit: limit.running),
+    Metric("gauge", "dynamo_request_queue", "Requests that wait for the engine", lambda limit: limit.waiting),
+    Metric("counter", "dynamo_rejection_request_total", "Requests refused as busy", lambda limit: limit.refused),
 )
 """Under ai-dynamo's names, which have no prefix; only of endpoints with a limit."""
+_UPTIME: Metric[float] = Metric("gauge", "uptime_seconds", "Seconds since the start",
+    lambda seconds: seconds)  # fmt: skip

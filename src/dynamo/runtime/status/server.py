@@ -16,9 +16,9 @@ from dynamo.process.http_connection import HttpConnection
 from dynamo.process.open_files import FileReserve
 from dynamo.process.threads import in_thread
 from dynamo.protocols.errors import HttpError, StartError, from_exception
+from dynamo.runtime.exposition import CONTENT_TYPE, exposition
 from dynamo.runtime.inspection import Inspection
 from dynamo.runtime.inspection.inspection import NDJSON, encoded
-from dynamo.runtime.metrics.exposition import CONTENT_TYPE, exposition
 from dynamo.runtime.status.status import Status
 
 log = logging.getLogger(__name__)

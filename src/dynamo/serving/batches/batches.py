@@ -19,6 +19,7 @@ import msgspec
 from msgspec import structs
 
 from dynamo.model import CLIENT
+from dynamo.process.backoff import Backoff
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import (
     CannotStore,
@@ -52,8 +53,9 @@ KIND = "batch"
 PURPOSE = "batch"
 WAIT_FOR_MODEL = 60.0
 """How long a batch waits for a model that is not served."""
-BUSY_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Between attempts while all workers are busy."""
+BUSY_PAUSES = (1.0, 30.0)
+"""The first and the longest pause while all workers are busy, before so many further attempts:"""
+BUSY_ATTEMPTS = 6
 UNWRITABLE_PAUSE = 5.0
 """Between attempts while the disk is full."""
 LONGEST_PAUSE = 1.0
@@ -290,18 +292,18 @@ class Batches:
         return {"id": id, "custom_id": read.custom_id, "response": response, "error": None}, status != 200
 
     async def _ask(self, endpoint: LineEndpoint, request: Any) -> dict[str, Any]:
-        for pause in (*BUSY_PAUSES, None):
+        pauses = Backoff(*BUSY_PAUSES)
+        while True:
             try:
                 context = Context()
                 context.tenant = self._tenant
                 return await endpoint.answer(self._models.get(request.model), request, context)
             except (Unavailable, ModelNotFound, ResourceExhausted) as error:
-                if pause is None or request.model in self._absent:
+                if pauses.attempts == BUSY_ATTEMPTS or request.model in self._absent:
                     raise
                 if not isinstance(error, ResourceExhausted) and not await self._joins(request.model):
                     raise
-            await asyncio.sleep(pause)
-        raise AssertionError("the last attempt returns or raises")
+            await asyncio.sleep(pauses.pause())
 
     async def _joins(self, model: str) -> bool:
         """Wait for a worker that serves the model; False if none comes."""

@@ -6,7 +6,7 @@ import os
 import uuid
 from pathlib import Path
 
-from dynamo.process.file_locks import create_held, is_held
+from dynamo.process.files import create_held, is_held
 
 FOLDER = "processes"
 

@@ -6,9 +6,12 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from dynamo.runtime.credentials import without_credentials
+from dynamo.process.addresses import without_credentials
 from dynamo.runtime.discovery.base import DiscoveryError
 from dynamo.settings import Setting, Settings, read
+
+RETRY_SECONDS = (0.1, 1.0)
+"""The first and the longest pause after etcd could not be reached or refused."""
 
 
 class EtcdConfig(Settings, frozen=True, kw_only=True):

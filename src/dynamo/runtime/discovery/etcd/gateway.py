@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from dynamo.runtime.credentials import without_credentials
+from dynamo.process.addresses import without_credentials
 from dynamo.runtime.discovery.base import DiscoveryError
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.discovery.etcd.messages import AuthAnswer, EtcdErrorReply

@@ -6,15 +6,15 @@ import asyncio
 import logging
 from typing import Any
 
+from dynamo.process.backoff import Backoff
 from dynamo.runtime.discovery.base import DiscoveryError
-from dynamo.runtime.discovery.etcd.config import EtcdConfig
+from dynamo.runtime.discovery.etcd.config import RETRY_SECONDS, EtcdConfig
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Outage, Refused
 from dynamo.runtime.discovery.etcd.messages import EtcdHeader, EtcdReply, KeepAliveAnswer, LeaseAnswer
 
 log = logging.getLogger("dynamo.runtime.discovery.etcd")
 
 PATIENCE = 2.0  # seconds a caller waits for its change to be stored; after that the task finishes it in the background
-FIRST_DELAY, LAST_DELAY = 0.1, 1.0
 
 
 class Registration:
@@ -64,13 +64,14 @@ class Registration:
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
-        delay = FIRST_DELAY
+        pauses = Backoff(*RETRY_SECONDS)
         refusal = ""
         while True:
             self._wake.clear()
             try:
                 await self._sync()
-                delay, refusal = FIRST_DELAY, ""
+                pauses.reset()
+                refusal = ""
                 if not self._unwritten and self._lease is not None:
                     try:
                         async with asyncio.timeout_at(self._beat_at):
@@ -89,8 +90,7 @@ class Registration:
                 log.exception("keeping this process registered failed; trying again")
             self._release_callers()
             self._beat_at = clock()
-            await asyncio.sleep(delay)
-            delay = min(LAST_DELAY, delay * 2)
+            await asyncio.sleep(pauses.pause())
 
     async def _sync(self) -> None:
         if self._lease is None:

@@ -7,13 +7,15 @@ that was read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator
 
 import msgspec
 
+from dynamo.process.backoff import Backoff
 from dynamo.runtime.discovery.base import Change, Delete, DiscoveryError, Put, Synced
-from dynamo.runtime.discovery.etcd.config import EtcdConfig
+from dynamo.runtime.discovery.etcd.config import RETRY_SECONDS, EtcdConfig
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Lines, Outage, Refused
 from dynamo.runtime.discovery.etcd.messages import (
     EtcdHeader,
@@ -27,7 +29,6 @@ from dynamo.runtime.discovery.etcd.messages import (
 
 log = logging.getLogger("dynamo.runtime.discovery.etcd")
 
-FIRST_DELAY, LAST_DELAY = 0.1, 1.0
 SECOND_LOOK = 1.0  # seconds for an event under way to arrive before a silent watch counts as dead
 
 
@@ -117,7 +118,7 @@ class EtcdWatch:
         self._closed = closed
         self._state = WatchState(grace=config.lease_ttl + config.return_grace)
         self._foreign: set[bytes] = set()
-        self._delay = FIRST_DELAY
+        self._pauses = Backoff(*RETRY_SECONDS)
 
     async def changes(self) -> AsyncGenerator[Change, None]:
         clock = asyncio.get_running_loop().time
@@ -195,7 +196,7 @@ class EtcdWatch:
             raise Outage(f"etcd ended the watch: {_reason(answer.result) or answer.error}")
         if answer.result.created and not self._state.precedes(answer.result.header):
             raise Outage("the store was replaced since it was read")
-        self._delay = FIRST_DELAY
+        self._pauses.reset()
         return answer.result.events
 
     async def _is_up_to_date(self) -> bool:
@@ -217,11 +218,9 @@ class EtcdWatch:
                 log.warning("ignoring the etcd key %r: it is not a discovery key", name)
 
     async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(self._delay):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pauses.pause()):
                 await self._closed.wait()
-        except TimeoutError:
-            self._delay = min(LAST_DELAY, self._delay * 2)
 
 
 class Silence(Outage):

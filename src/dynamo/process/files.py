@@ -1,15 +1,18 @@
-"""Files that show whether a process lives: it holds a lock, which the kernel releases when the process ends."""
+"""What files tell beside their content: whether a process lives, whether they changed, how they are packed."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 """With these a file cannot be looked at: they say nothing about whether it is there."""
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO or a link someone put there must not block
+Stamp = tuple[int, int, int]
 
 
 def create_held(unfinished: Path, place: Path) -> int:
@@ -41,3 +44,18 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def file_stamp(path: Path | str, *, follow_symlinks: bool = True) -> Stamp | None:
+    """Differs after the file was rewritten, replaced or linked elsewhere; None without a file."""
+    try:
+        status = os.stat(path, follow_symlinks=follow_symlinks)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def open_lines(path: Path) -> gzip.GzipFile | BinaryIO:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rb") if packed else path.open("rb")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.router.choice.prompt_estimate import estimate_tokens
+from dynamo.kv.prompt_cost import estimate_tokens
 
 
 @pytest.mark.parametrize(

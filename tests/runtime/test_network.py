@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from dynamo.runtime.config import RuntimeConfig
-from dynamo.runtime.exposure import refuse_if_open
+from dynamo.runtime.network import refuse_if_open
 from dynamo.runtime.plane.base import PlaneError
 
 FAR = {"ETCD_ENDPOINTS": "192.0.2.1:2379", "DYN_TCP_RPC_HOST": "192.0.2.7", "DYN_EVENT_PLANE_HOST": "192.0.2.7"}

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from dynamo.process.own_address import own_address
+from dynamo.process.addresses import own_address
 from dynamo.runtime.config import RuntimeConfig
 
 

@@ -1,4 +1,4 @@
-"""The address by which other machines reach this one."""
+"""Addresses: where other machines reach this one, and those of services as messages may show them."""
 
 from __future__ import annotations
 
@@ -46,3 +46,10 @@ def _towards(host: str, family: int) -> Iterator[str]:
             continue
         if "%" not in address:  # an address with a zone means nothing on another machine
             yield address
+
+
+def without_credentials(url: str) -> str:
+    """The URL without the user and the password it may carry."""
+    scheme, separator, rest = url.rpartition("://")
+    # Up to the last @: a password may have a slash that its owner forgot to encode.
+    return scheme + separator + rest.rpartition("@")[2]

@@ -1,1 +1,0 @@
-"""Counters, gauges and histograms, and the text in which Prometheus reads them."""
