@@ -95,7 +95,7 @@ WALKS = {
         Stretch("decode", r"\w*Engine\.import_prefix"),
         Stretch("decode", r"\w*Engine\.generate"),
         Stretch("decode", r"\w*Outlet\.tokens"),
-        Stretch("frontend", r"Split\.computed"),
+        Stretch("frontend", r"(Split|Handoff)\.computed"),
         Stretch("prefill", r"\w*Engine\.release_prefix"),
     ),
     "planner tick": (

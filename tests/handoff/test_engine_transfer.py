@@ -121,7 +121,7 @@ async def test_a_prefill_worker_that_leaves_waits_until_its_prompt_was_fetched()
         asked = asyncio.create_task(side.ask(asking(PROMPT)))
         await until(lambda: held)
         leaving = asyncio.create_task(worker.leave())
-        await until(lambda: not side.splitter.pool.instances.routable())
+        await until(lambda: not side.handoffs.pool.instances.routable())
         assert not leaving.done()
         decode.gate.set()
         sink, _ = await asked

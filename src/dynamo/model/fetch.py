@@ -15,11 +15,11 @@ from dynamo.model.file_cache import FileCache
 from dynamo.model.source import FetchConfig, HubConfig
 from dynamo.process.threads import in_thread
 from dynamo.protocols.card import CardFile, ModelCard
-from dynamo.protocols.errors import DynamoException, from_exception
+from dynamo.protocols.errors import DynamoException, ProtocolError, from_exception
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.model_files import CHUNK_BYTES, FileChunk, FileRequest
 from dynamo.runtime.context import Context
-from dynamo.runtime.one_item import OneItem
+from dynamo.runtime.first_answer import FirstAnswer
 from dynamo.runtime.plane.base import Channel
 
 log = logging.getLogger(__name__)
@@ -127,14 +127,16 @@ class Transfer:
                 raise ValueError(f"{total} bytes are over the limit of {limit} MiB for {what}")
 
     async def _ask(self, sender: Instance, request: FileRequest) -> FileChunk:
-        context, answer = Context(), OneItem()
+        context, answer = Context(), FirstAnswer()
         try:
             async with asyncio.timeout(CHUNK_SECONDS):
                 channel = self._channel(sender)
                 if not channel.ready:
                     await channel.open()
                 channel.send(request, context, answer, item_type=FileChunk)
-                chunk: FileChunk = await answer.value
+                chunk = await answer.value
+                if not isinstance(chunk, FileChunk):
+                    raise ProtocolError("the worker answered with token ids")
                 return chunk
         finally:
             context.kill()

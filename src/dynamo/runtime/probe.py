@@ -7,8 +7,8 @@ from typing import Any
 
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime.context import Context
+from dynamo.runtime.first_answer import FirstAnswer
 from dynamo.runtime.plane.base import Channel
-from dynamo.runtime.status.canary import FirstAnswer
 
 PATIENCE_SECONDS = 5.0
 """How long a probe may take to be answered."""
@@ -20,10 +20,10 @@ async def answers(channel: Channel, health_check: Any) -> bool:
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await channel.open()
-            if health_check is None:
-                return True
-            channel.send(health_check, context, answer)
-            return await answer.first
+            if health_check is not None:
+                channel.send(health_check, context, answer)
+                await answer.value
+            return True
     except (TimeoutError, DynamoException):
         return False
     finally:

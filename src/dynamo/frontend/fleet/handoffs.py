@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from dynamo.frontend.fleet.merge_patch import Document
-from dynamo.handoff.router.recent import Handoff
+from dynamo.handoff.router.recent import HandoffView
 from dynamo.serving.served_model import ServedModel
 
 MOST_HANDOFFS = 16
@@ -16,20 +16,20 @@ def handoff_rows(served: list[ServedModel]) -> Document:
     return {
         f"{handoff.time:.6f}/{handoff.request_id}": _row(handoff, model.name)
         for model in served
-        if model.splitter
-        for handoff in islice(reversed(model.splitter.recent), MOST_HANDOFFS)
+        if model.handoffs
+        for handoff in islice(reversed(model.handoffs.recent), MOST_HANDOFFS)
     }
 
 
 def split_counts(model: ServedModel) -> Document:
     """Since the start: `split` and `local` prompts, by reason."""
     counts: Document = {}
-    for (remote, reason), count in (model.splitter.stats.decisions if model.splitter else {}).items():
+    for (remote, reason), count in (model.handoffs.stats.decisions if model.handoffs else {}).items():
         counts.setdefault("split" if remote else "local", {})[reason] = count
     return counts
 
 
-def _row(handoff: Handoff, model: str) -> Document:
+def _row(handoff: HandoffView, model: str) -> Document:
     row: Document = {
         "time": round(handoff.time, 3),
         "request_id": handoff.request_id,

@@ -30,7 +30,7 @@ class WorkerRows:
     def rows(self, served: list[ServedModel]) -> Document:
         statuses: dict[tuple[str, int], list[RankStatus]] = {}
         for model in served:
-            prefill = model.splitter.pool.router if model.splitter else None
+            prefill = model.handoffs.pool.router if model.handoffs else None
             for status in [*model.router.status(), *(prefill.status() if prefill else ())]:
                 statuses.setdefault((model.name, status.worker.worker_id), []).append(status)
         before, self._about = self._about, {}

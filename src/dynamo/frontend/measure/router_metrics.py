@@ -32,9 +32,9 @@ def routers_of(router_id: int, models: Iterable[ServedModel]) -> list[LabelledRo
         card = model.card
         about = (model.name, router_id, card.worker_type, card.kv_cache_block_size)
         routers.append(LabelledRouter(model.router, *about))
-        if model.splitter and model.splitter.pool.router:
+        if model.handoffs and model.handoffs.pool.router:
             prefills = (model.name, router_id, WorkerType.Prefill, card.kv_cache_block_size)
-            routers.append(LabelledRouter(model.splitter.pool.router, *prefills))
+            routers.append(LabelledRouter(model.handoffs.pool.router, *prefills))
     return routers
 
 
@@ -84,21 +84,21 @@ def request_metrics(router_id: int, models: Iterable[ServedModel], metrics: Fron
 
 def split_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
     """Who computed the prompts of models with decode workers, and why."""
-    splitters = [(model.name, model.splitter) for model in models if model.splitter]
+    handoffs = [(model.name, model.handoffs) for model in models if model.handoffs]
     name = f"{PREFIX}_disagg_decisions_total"
     decisions = [
         Sample(name, {"model": model, "prefill": "remote" if remote else "local", "reason": reason}, count)
-        for model, splitter in splitters
-        for (remote, reason), count in splitter.stats.decisions.items()
+        for model, handoffs in handoffs
+        for (remote, reason), count in handoffs.stats.decisions.items()
     ]
     help = "Requests to decode workers, by who computed the prompt and why"
     yield MetricFamily(name.removesuffix("_total"), help, "counter", decisions)
     name = f"{PREFIX}_kv_transfer_estimated_latency_seconds"
     estimates = [
         sample
-        for model, splitter in splitters
-        for sample in splitter.stats.transfer.samples(name, {"model": model, "router_id": str(router_id)})
-        if splitter.pool.serves
+        for model, handoffs in handoffs
+        for sample in handoffs.stats.transfer.samples(name, {"model": model, "router_id": str(router_id)})
+        if handoffs.pool.serves
     ]
     yield MetricFamily(name, "Expected time of transfer and hop of split requests", "histogram", estimates)
 

@@ -66,8 +66,8 @@ def _counts(name: str, models: Iterable[ServedModel]) -> Iterator[Sample]:
     for model in models:
         decode, prefill = WorkerType.Decode.value, WorkerType.Prefill.value
         yield Sample(name, {"model": model.name, "worker_type": decode}, len(model.router.instances.ids()))
-        if model.splitter:
-            yield Sample(name, {"model": model.name, "worker_type": prefill}, len(model.splitter.pool))
+        if model.handoffs:
+            yield Sample(name, {"model": model.name, "worker_type": prefill}, len(model.handoffs.pool))
 
 
 def ready_gauge(prefix: str, readiness: dict[str, bool]) -> MetricFamily:

@@ -16,8 +16,8 @@ from dynamo.protocols.errors import DynamoException, from_exception
 from dynamo.protocols.fields import FilledString
 from dynamo.protocols.instance import Instance
 from dynamo.runtime import Context
+from dynamo.runtime.first_answer import FirstAnswer
 from dynamo.runtime.names import CLEAR_ENDPOINT
-from dynamo.runtime.one_item import OneItem
 from dynamo.serving.served_model import ServedModel
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -98,14 +98,14 @@ async def _clear(frontend: Frontend, model: str, instance: Instance) -> WorkerRe
         endpoint=f"{instance.namespace}/{instance.component}/{CLEAR_ENDPOINT}",
         status="cleared",
     )
-    context, item = Context(), OneItem()
+    context, answer = Context(), FirstAnswer()
     try:
         async with asyncio.timeout(CLEAR_SECONDS):
             channel = frontend.models.channel(instance)
             if not channel.ready:
                 await channel.open()
-            channel.send({}, context, item)
-            result.response = await item.value
+            channel.send({}, context, answer)
+            result.response = await answer.value
     except (DynamoException, TimeoutError) as error:
         result.status, result.error = "failed", from_exception(error).message
     finally:
