@@ -22,12 +22,9 @@ class HandoffMetrics:
         self.leaked_blocks = 0
         self._ledger = ledger
         self._engine = engine
-        self._bytes = 0
-        self._seconds = 0.0
-
-    def sent(self, size: int, seconds: float) -> None:
-        self._bytes += size
-        self._seconds += seconds
+        self.bytes = 0
+        """Of computed prompts sent."""
+        self.seconds = 0.0
 
     def compare(self) -> None:
         """Blocks that the engine holds for hand-offs without a record are a leak."""
@@ -47,8 +44,8 @@ class HandoffMetrics:
         yield GaugeMetricFamily(
             f"{_PREFIX}_leaked_blocks", "KV blocks held for hand-offs without a record", self.leaked_blocks
         )
-        yield CounterMetricFamily(f"{_PREFIX}_sent_bytes", "Bytes of computed prompts sent", self._bytes)
-        yield CounterMetricFamily(f"{_PREFIX}_send_seconds", "Time spent on sending them", self._seconds)
+        yield CounterMetricFamily(f"{_PREFIX}_sent_bytes", "Bytes of computed prompts sent", self.bytes)
+        yield CounterMetricFamily(f"{_PREFIX}_send_seconds", "Time spent on sending them", self.seconds)
 
 
 class TakeMetrics:

@@ -227,10 +227,7 @@ class Delivery:
             if not self._clock.moved:
                 self._moved()
         else:
-            self._watch.touch(self._clock)
-            if self.progress.answering():
-                self._backoff = None
-                self.history.first_output()
+            self._stirred()
         self.progress.output(value)
         if isinstance(value, EngineOutput) and value.completion_usage:
             if self.progress.continues:
@@ -316,6 +313,13 @@ class Delivery:
             self.placement.first_token()
             if self._beside:
                 self._beside.computed()
+
+    def _stirred(self) -> None:
+        """Something came that is no token."""
+        self._watch.touch(self._clock)
+        if self.progress.answering():
+            self._backoff = None
+            self.history.first_output()
 
     def _give_up(self, error: DynamoException, outcome: str) -> None:
         self.progress.over()
