@@ -73,7 +73,7 @@ def run(
 
     async def work() -> tuple[FleetReport, FleetReport]:
         async with simulated(config) as short:
-            long = Simulation(config, short.fleet, short.router, short.splitter)
+            long = Simulation(config, short.fleet, short.router, short.handoffs)
             begun = asyncio.get_running_loop().time()
             await asyncio.gather(
                 short.replay(mix.short.arriving("short", workers, seconds, seed)),

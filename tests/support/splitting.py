@@ -13,8 +13,8 @@ from dynamo.engines.base import EngineInfo
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.handoff.pairing import TRANSFER
 from dynamo.handoff.router.handoffs import Handoffs
-from dynamo.handoff.worker.prefill import HandoffEngine
-from dynamo.handoff.worker.transfer import TransferEngine
+from dynamo.handoff.worker.by_engine import EngineHandoffEngine
+from dynamo.handoff.worker.prefill import WorkerHandoffEngine
 from dynamo.model import HubConfig, LocalModel, build_card
 from dynamo.model.bundled import bundled
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
@@ -31,7 +31,7 @@ from dynamo.worker.life import registered
 from support.sinks import Kept
 from support.waiting import until
 
-SplitEngine = HandoffEngine | TransferEngine
+SplitEngine = WorkerHandoffEngine | EngineHandoffEngine
 ALWAYS = RoutingConfig(conditional_disagg_config=HandoffConfig(policy="always"))
 
 
@@ -163,8 +163,7 @@ class SplitStack:
             request,
             context,
             sink,
-            DeliveryOptions(limit=3, backoff=lambda: Backoff(first=0.001)),
-            self.handoffs.begin(),
+            DeliveryOptions(limit=3, backoff=lambda: Backoff(first=0.001), beside=self.handoffs.begin),
         )
 
     async def ask(self, request: PreprocessedRequest) -> tuple[Kept, Delivery]:

@@ -22,7 +22,7 @@ from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.tensors import TensorRequest
 from dynamo.router.decision import Decision
-from dynamo.router.delivery.delivery import Delivery, DeliveryOptions
+from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
 from dynamo.runtime import Context
 from dynamo.runtime.logging import TRACE
 from dynamo.runtime.stream import Sink
@@ -174,8 +174,8 @@ class ServedRequest(Generic[RequestT]):
                 watch=router.watch,
                 backoff=router.backoff,
                 resumes_guided=self.model.resumes_guided,
+                beside=self.model.handoffs.begin if self.model.handoffs else alone,
             ),
-            self.model.handoffs.begin() if self.model.handoffs else None,
         )
         self._running.append((context, delivery))
         if self._observer:

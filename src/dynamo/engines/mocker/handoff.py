@@ -54,8 +54,7 @@ class MockHandoffs(ABC):
     async def hold_prefix(self, token_ids: Sequence[int], cache_salt: str | None = None) -> HeldPrefix | None:
         """On the rank that has most of the prompt."""
         hashes = self._hashes(token_ids, cache_salt)
-        pool = max(self._pools, key=lambda one: len(one.lookup(hashes, len(hashes))))
-        blocks = pool.lookup(hashes, len(hashes))
+        pool, blocks = max(self._cached(hashes), key=lambda one: len(one[1]))
         if not blocks or self.held_blocks() + len(blocks) > MOST_HELD * pool.total:
             return None
         pool.hold(blocks)
@@ -120,6 +119,10 @@ class MockHandoffs(ABC):
             blocks = pool.allocate(len(fresh))
             pool.store(blocks, fresh, hashes[known - 1] if known else None)
             pool.release(blocks)
+
+    def _cached(self, hashes: list[int]) -> list[tuple[BlockPool, list[int]]]:
+        """By rank."""
+        return [(pool, pool.lookup(hashes, len(hashes))) for pool in self._pools]
 
     def _hashes(self, token_ids: Sequence[int], cache_salt: str | None) -> list[int]:
         size = self.args.block_size

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from time import monotonic, time
 from typing import Any
@@ -28,6 +28,7 @@ from dynamo.handoff.router.rule import HandoffCase, HandoffVerdict, decide
 from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PrefillResult, PreprocessedRequest, Routing, Usage
 from dynamo.protocols.errors import ConnectionTimeout, DynamoException, ResourceExhausted, Unavailable
 from dynamo.router.backoff import Backoff
+from dynamo.router.delivery.continuation import cached_tokens
 from dynamo.router.delivery.delivery import Delivery, DeliveryOptions
 from dynamo.router.placement import Placement
 from dynamo.runtime import Context
@@ -103,8 +104,7 @@ class Handoff:
         self._of = handoffs
         self._prefill: Prefill | None = None
         self._transfer: Transfer | None = None
-        self._cached_before: int | None = None
-        """Tokens of the prompt that the prefill worker had cached."""
+        self.cached_before: int | None = None
         self._local: tuple[int, int] | None = None
         """The decode worker and the tokens that it computes itself."""
         self._shown: HandoffView | None = None
@@ -115,10 +115,10 @@ class Handoff:
     ) -> PreprocessedRequest:
         """The request to send to the placement's worker, once its prompt is computed if it is to be elsewhere."""
         pool, costs, decode_id = self._of.pool, self._of.costs, placement.instance_id
-        self._cached_before = None
-        if not pool.receives(decode_id):
+        self.cached_before = None
+        case = self._case(request, placement)
+        if case is None:
             return request
-        case = self._case(request, placement, pool.partners_of(decode_id))
         verdict = decide(case, costs, self._of.config, self._of.clock())
         if verdict.remote:
             # The decode worker does not compute the prompt: its load there is only what it holds.
@@ -153,13 +153,6 @@ class Handoff:
             shown.stage = HandoffStage.DONE
         self.release()
 
-    def correct_usage(self, usage: Usage) -> None:
-        """What a prefill worker computed for this request was not cached, though the decode worker may say so."""
-        cached = cached_tokens(usage.prompt_tokens_details)
-        if self._cached_before is not None and cached is not None:
-            least = min(cached, self._cached_before)
-            usage.prompt_tokens_details = {**(usage.prompt_tokens_details or {}), "cached_tokens": least}
-
     def release(self) -> None:
         """The attempt is over: give back what was not taken. Further calls do nothing."""
         self._transfer = None
@@ -175,8 +168,12 @@ class Handoff:
         if local is not None:
             self._of.pool.add_waiting(local[0], -local[1])
 
-    def _case(self, request: PreprocessedRequest, placement: Placement, partners: list[int]) -> HandoffCase:
+    def _case(self, request: PreprocessedRequest, placement: Placement) -> HandoffCase | None:
+        """None if the worker is no decode worker."""
         pool, prompt = self._of.pool, len(request.token_ids)
+        if not pool.receives(placement.instance_id):
+            return None
+        partners = pool.partners_of(placement.instance_id)
         choice = placement.decision.choice if placement.decision else None
         pinned = request.routing.prefill_worker_id if request.routing else None
         waiting = min((pool.waiting(id) for id in partners), default=0)
@@ -213,7 +210,7 @@ class Handoff:
             # Not learned from: the transfer begins before the prefill has ended.
             return structs.replace(request, bootstrap_info=prefill.meeting, routing=routing)
         result: PrefillResult = prefill.value.result()
-        self._cached_before = cached_tokens(result.prompt_tokens_details)
+        self.cached_before = cached_tokens(result.prompt_tokens_details)
         self._transfer = Transfer(
             began=self._of.clock(),
             prompt_tokens=len(request.token_ids),
@@ -269,6 +266,7 @@ class Prefill(FirstAnswer):
     """A prompt at a prefill worker, or at another one if that fails: sink and companion of its delivery."""
 
     placement: Placement
+    cached_before: int | None = None
 
     def __init__(self, handoffs: Handoffs, tokens: int, context: Context, show: Callable[[int], None]) -> None:
         super().__init__()
@@ -286,9 +284,9 @@ class Prefill(FirstAnswer):
     def delivery(self, request: PreprocessedRequest, decode_id: int) -> Delivery:
         """It does not wait for a prefill worker: the decode worker computes the prompt sooner."""
         pinned = request.routing.prefill_worker_id if request.routing else None
-        options = DeliveryOptions(limit=ATTEMPTS - 1, pinned=pinned, backoff=partial(Backoff, 0.0))
+        options = DeliveryOptions(limit=ATTEMPTS - 1, pinned=pinned, backoff=partial(Backoff, 0.0), beside=lambda: self)
         pool, asked = self._of.pool, prefill_request(request)
-        return Delivery(partial(pool.place, decode_id), pool.instances, asked, self._context, self, options, self)
+        return Delivery(partial(pool.place, decode_id), pool.instances, asked, self._context, self, options)
 
     async def prepared(
         self, request: PreprocessedRequest, placement: Placement, context: Context
@@ -337,9 +335,6 @@ class Prefill(FirstAnswer):
         self.placement.release()
         self.release()
 
-    def correct_usage(self, usage: Usage) -> None:
-        """It is that of the worker alone."""
-
     def release(self) -> None:
         if self._waiting:
             self._waiting = False
@@ -356,22 +351,18 @@ class Prefill(FirstAnswer):
         if value.disaggregated_params is None:
             self.fail(Unavailable(f"the prefill worker offered nothing ({value.finish_reason})"))
             return
-        usage = value.completion_usage
-        details = usage.prompt_tokens_details if usage else None
-        cached = cached_tokens(details)
         if self._alone:
-            now = self._of.clock()
-            tokens = self._tokens if cached is None or not usage else usage.prompt_tokens - cached
-            self._of.costs.prefill.add(max(0, tokens), now - self._began, now)
+            self._learn(value.completion_usage)
+        details = value.completion_usage.prompt_tokens_details if value.completion_usage else None
         self.value.set_result(
             PrefillResult(disaggregated_params=value.disaggregated_params, prompt_tokens_details=details)
         )
 
-
-def cached_tokens(details: Mapping[str, Any] | None) -> int | None:
-    """Of an engine's `prompt_tokens_details`; None where they do not say it."""
-    found = (details or {}).get("cached_tokens")
-    return found if isinstance(found, int) else None
+    def _learn(self, usage: Usage | None) -> None:
+        now = self._of.clock()
+        cached = cached_tokens(usage.prompt_tokens_details) if usage else None
+        tokens = self._tokens if cached is None or not usage else usage.prompt_tokens - cached
+        self._of.costs.prefill.add(max(0, tokens), now - self._began, now)
 
 
 def prefill_request(request: PreprocessedRequest) -> PreprocessedRequest:

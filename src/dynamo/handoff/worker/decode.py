@@ -10,13 +10,15 @@ from typing import Any
 import xxhash
 from msgspec import structs
 
-from dynamo.engines.base import Engine, PrefixHandoff
+from dynamo.engines.base import Engine, WorkerHandoff
 from dynamo.handoff.messages import CHUNK_BYTES, MAX_STATE_BYTES, HandoffOffer, StateChunk, TakeRequest, read_offer
 from dynamo.handoff.worker.bootstrap import meet
 from dynamo.handoff.worker.metrics import TakeMetrics
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
 from dynamo.protocols.errors import DynamoException, EngineShutdown, ProtocolError
+from dynamo.protocols.instance import Instance
 from dynamo.runtime import Context, DistributedRuntime
+from dynamo.runtime.plane.base import Channel
 from dynamo.runtime.stream import Outlet
 from dynamo.runtime.tracing.endpoint_spans import SpannedOutlet
 
@@ -31,7 +33,7 @@ MEETING_SECONDS = 60.0
 class DecodeWorker:
     """The handler of `generate`. A request without a hand-off goes to the engine at once."""
 
-    def __init__(self, engine: Engine, receiver: PrefixHandoff, runtime: DistributedRuntime) -> None:
+    def __init__(self, engine: Engine, receiver: WorkerHandoff, runtime: DistributedRuntime) -> None:
         self.metrics = TakeMetrics()
         self._engine = engine
         self._receiver = receiver
@@ -98,10 +100,7 @@ async def fetch_state(runtime: DistributedRuntime, offer: HandoffOffer) -> bytes
     context = Context()
     sink = StateSink()
     try:
-        async with asyncio.timeout(SILENT_SECONDS):
-            channel = runtime.plane.channel(offer.sender)
-            if not channel.ready:
-                await channel.open()
+        channel = await _connected(runtime, offer.sender)
         channel.send(TakeRequest(id=offer.id), context, sink, item_type=StateChunk)
         while not sink.whole.done():
             received = len(sink.data)
@@ -112,6 +111,14 @@ async def fetch_state(runtime: DistributedRuntime, offer: HandoffOffer) -> bytes
         return bytes(sink.data)
     finally:
         context.kill()
+
+
+async def _connected(runtime: DistributedRuntime, sender: Instance) -> Channel:
+    async with asyncio.timeout(SILENT_SECONDS):
+        channel = runtime.plane.channel(sender)
+        if not channel.ready:
+            await channel.open()
+        return channel
 
 
 class StateSink:

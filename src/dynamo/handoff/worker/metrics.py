@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from dynamo.engines.base import PrefixHandoff
+from dynamo.engines.base import WorkerHandoff
 from dynamo.handoff.record import HandoffLedger, HandoffState
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _PREFIX = "dynamo_component_handoff"
 class HandoffMetrics:
     """Of a prefill worker."""
 
-    def __init__(self, ledger: HandoffLedger, engine: PrefixHandoff) -> None:
+    def __init__(self, ledger: HandoffLedger, engine: WorkerHandoff) -> None:
         self.leaked_blocks = 0
         self._ledger = ledger
         self._engine = engine

@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 from msgspec import structs
 
-from dynamo.engines.base import Engine, HeldPrefix, PrefixHandoff
+from dynamo.engines.base import Engine, HeldPrefix, WorkerHandoff
 from dynamo.handoff.messages import CHUNK_BYTES, OFFER, HandoffOffer, StateChunk, TakeRequest
 from dynamo.handoff.record import HandoffLedger, HandoffRecord, HandoffState
 from dynamo.handoff.worker.bootstrap import MeetingPlace
@@ -37,14 +37,14 @@ LEASE_SECONDS = 30.0
 """How long an offer waits to be taken."""
 
 
-class HandoffEngine(Engine, PrefixHandoff, Protocol):
+class WorkerHandoffEngine(Engine, WorkerHandoff, Protocol):
     """An engine that computes prompts for others."""
 
 
 class PrefillWorker:
     """The handler of `generate`, the records of what it offers, and the endpoint from which that is taken."""
 
-    def __init__(self, engine: HandoffEngine, endpoint: Endpoint, *, lease: float = LEASE_SECONDS) -> None:
+    def __init__(self, engine: WorkerHandoffEngine, endpoint: Endpoint, *, lease: float = LEASE_SECONDS) -> None:
         self.ledger = HandoffLedger()
         self.metrics = HandoffMetrics(self.ledger, engine)
         self._engine = engine
@@ -154,9 +154,12 @@ class PrefillWorker:
 
     async def _settle(self, offer: OpenOffer) -> None:
         """The record ends: taken and sent, or else withdrawn. What it stands for is released exactly once."""
-        id = offer.record.id
-        self._offers.pop(id, None)
+        self._offers.pop(offer.record.id, None)
         await self._engine.release_prefix(offer.held)
+        self._closed(offer)
+
+    def _closed(self, offer: OpenOffer) -> None:
+        id = offer.record.id
         if self.ledger.sent(id) is None:
             self.ledger.withdraw(id, expired=offer.expired)
         if not self._holding:

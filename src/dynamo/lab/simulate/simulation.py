@@ -25,7 +25,7 @@ from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import DynamoException, InvalidArgument
 from dynamo.router.backoff import Backoff
 from dynamo.router.config import RoutingConfig
-from dynamo.router.delivery.delivery import Delivery, DeliveryOptions
+from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
 from dynamo.router.factory import make_router
 from dynamo.router.placement import Router
 from dynamo.router.workers import Workers
@@ -168,8 +168,12 @@ class Simulation:
             asked.preprocessed(),
             context,
             sink,
-            DeliveryOptions(limit=limit, watch=router.watch, backoff=self._new_backoff),
-            self.handoffs.begin() if self.handoffs else None,
+            DeliveryOptions(
+                limit=limit,
+                watch=router.watch,
+                backoff=self._new_backoff,
+                beside=self.handoffs.begin if self.handoffs else alone,
+            ),
         )
         self.in_flight += 1
         try:

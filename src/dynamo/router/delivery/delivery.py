@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, ConnectionTimeout, DynamoException, Unavailable, WorkerBusy
 from dynamo.router.backoff import Backoff
-from dynamo.router.delivery.continuation import correct_usage
+from dynamo.router.delivery.continuation import correct_usage, limit_cached
 from dynamo.router.delivery.history import DeliveryHistory
 from dynamo.router.delivery.progress import DeliveryState, Next, Progress
 from dynamo.router.delivery.repetition import Repetition
@@ -31,6 +31,26 @@ from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
+
+
+class Companion(Protocol):
+    """What one delivery does beside each of its attempts: a hand-off has another worker compute the prompt."""
+
+    cached_before: int | None
+    """Tokens of the prompt that were cached before this request; None: as the worker says."""
+
+    async def prepared(self, request: Any, placement: Placement, context: Context) -> Any:
+        """The request to send to the placement's worker. Raises nothing but CancelledError."""
+
+    def computed(self) -> None:
+        """The worker has computed the prompt, or continued after it."""
+
+    def release(self) -> None:
+        """The attempt is over. Safe twice."""
+
+
+def alone() -> None:
+    """A delivery without a companion."""
 
 
 class DeliveryOptions(Struct, frozen=True, kw_only=True):
@@ -46,21 +66,7 @@ class DeliveryOptions(Struct, frozen=True, kw_only=True):
     """Of one wait for an instance."""
     resumes_guided: Callable[[], bool] = lambda: False
     """Whether the workers can continue a guided answer."""
-
-
-class Companion(Protocol):
-    """What one delivery does beside each of its attempts: a hand-off has another worker compute the prompt."""
-
-    async def prepared(self, request: Any, placement: Placement, context: Context) -> Any:
-        """The request to send to the placement's worker. Raises nothing but CancelledError."""
-
-    def computed(self) -> None:
-        """The worker has computed the prompt, or continued after it."""
-
-    def correct_usage(self, usage: Usage) -> None: ...
-
-    def release(self) -> None:
-        """The attempt is over. Safe twice."""
+    beside: Callable[[], Companion | None] = alone
 
 
 class Delivery:
@@ -74,7 +80,6 @@ class Delivery:
         context: Context,
         sink: Sink,
         options: DeliveryOptions = DeliveryOptions(),  # noqa: B008 - frozen
-        beside: Companion | None = None,
     ) -> None:
         pinned = pinned_instance(request) if options.pinned is None else options.pinned
         self.progress = Progress(
@@ -93,7 +98,7 @@ class Delivery:
         self._place = partial(place, request_id=context.id(), pinned=pinned)
         self._instances = instances
         self._context = context
-        self._beside = beside
+        self._beside = options.beside()
         self._watch = options.watch or StreamWatch(StallLimits(first=0, between=0))
         self._clock = UNWATCHED
         """Of the current stream; while another worker computes the prompt, there is none."""
@@ -152,12 +157,17 @@ class Delivery:
         self.history.placed_at = self.history.placed_at or perf_counter()
         progress.sent()
         sent = await self._beside.prepared(request, placement, self._context) if self._beside else request
-        prompt_tokens = len(request.token_ids) if isinstance(request, PreprocessedRequest) else 0
+        tokens = isinstance(request, PreprocessedRequest)
+        prompt_tokens = len(request.token_ids) if tokens else 0
         self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_tokens)
         instances.request_sent(placement.instance_id)
         repeats = progress.generated if not progress.continues else None
+        sink = Repetition(repeats, self) if repeats else self
+        item_type = EngineOutput if tokens else Any
         try:
-            self._cancel = placement.send(sent, self._context, Repetition(repeats, self) if repeats else self)
+            self._cancel = placement.channel.send(
+                placement.routed(sent), self._context, sink, item_type=item_type, columnar=tokens
+            )
         except BaseException as error:
             self._release()
             if not isinstance(error, DynamoException) or progress.pinned:
@@ -232,8 +242,8 @@ class Delivery:
         if isinstance(value, EngineOutput) and value.completion_usage:
             if self.progress.continues:
                 correct_usage(value.completion_usage, len(self.request.token_ids))
-            elif self._beside:
-                self._beside.correct_usage(value.completion_usage)
+            elif self._beside and self._beside.cached_before is not None:
+                limit_cached(value.completion_usage, self._beside.cached_before)
         self.sink.item(value)
 
     def repeated(self) -> None:

@@ -20,7 +20,7 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.config import RoutingConfig
-from dynamo.router.delivery.delivery import Delivery, DeliveryOptions
+from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
 from dynamo.router.families import LabelledRouter, router_families
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Placement
@@ -97,15 +97,18 @@ class StandaloneRouter:
         self, request: PreprocessedRequest, context: Context, sink: Sink, override: CostConfig | None = None
     ) -> None:
         """Deliver a request and push its stream into `sink`. Raises when there is no instance to send it to."""
-        split_by_caller = request.prefill_result is not None or request.bootstrap_info is not None
+        handed_over = request.prefill_result is not None or request.bootstrap_info is not None
         delivery = Delivery(
             partial(self.core.place, cost=override),
             self.core.instances,
             request,
             context,
             sink,
-            DeliveryOptions(watch=self.core.watch, backoff=self.core.backoff),
-            self.handoffs.begin() if self.handoffs and not split_by_caller else None,
+            DeliveryOptions(
+                watch=self.core.watch,
+                backoff=self.core.backoff,
+                beside=self.handoffs.begin if self.handoffs and not handed_over else alone,
+            ),
         )
         self._deliveries.add(delivery)
         try:
