@@ -131,8 +131,8 @@ class Fetch:
     _running: Running
 
     def __init__(
-        self, engine: EngineHandoffEngine, request: PreprocessedRequest, continued: PreprocessedRequest, context: Context,
-        outlet: Outlet, lease: float,
+        self, engine: EngineHandoffEngine, request: PreprocessedRequest, continued: PreprocessedRequest,
+        context: Context, outlet: Outlet, lease: float,
     ) -> None:  # fmt: skip
         self._outlet = outlet
         self._given_up = False
