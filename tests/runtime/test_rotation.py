@@ -10,7 +10,7 @@ from msgspec import structs
 
 from dynamo.protocols.errors import CannotConnect
 from dynamo.protocols.instance import Instance
-from dynamo.runtime import Context, breaker, probe
+from dynamo.runtime import Context, breaker
 from dynamo.runtime.breaker import FAILURES
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import nothing_to_cancel
@@ -22,7 +22,7 @@ from support.waiting import PATIENCE, until
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breaker, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(breaker, "LONGEST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(probe, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(breaker, "PATIENCE_SECONDS", 0.02)
 
 
 class Channel:

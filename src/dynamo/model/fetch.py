@@ -19,8 +19,8 @@ from dynamo.protocols.errors import DynamoException, ProtocolError, from_excepti
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.model_files import CHUNK_BYTES, FileChunk, FileRequest
 from dynamo.runtime.context import Context
-from dynamo.runtime.first_answer import FirstAnswer
 from dynamo.runtime.plane.base import Channel
+from dynamo.runtime.stream import FirstAnswer
 
 log = logging.getLogger(__name__)
 

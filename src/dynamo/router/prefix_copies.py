@@ -15,8 +15,8 @@ from dynamo.router.delivery.delivery import Delivery, DeliveryOptions
 from dynamo.router.load.active_requests import ActiveRequests, KvPlacement
 from dynamo.router.stats import RouterStats
 from dynamo.runtime import Context
-from dynamo.runtime.first_answer import FirstAnswer
 from dynamo.runtime.instances import InstanceSet
+from dynamo.runtime.stream import FirstAnswer
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,24 @@
-"""The circuit breaker of one instance: whether it gets requests after failures. It knows no time but its clock."""
+"""The circuit breaker of one instance: whether it gets requests after failures, and the probe that finds it well."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from enum import Enum
+from typing import Any
+
+from dynamo.protocols.errors import DynamoException
+from dynamo.runtime.context import Context
+from dynamo.runtime.plane.base import Channel
+from dynamo.runtime.stream import FirstAnswer
 
 FAILURES = 5
 """Engine errors in a row that open a breaker."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
+PATIENCE_SECONDS = 5.0
+"""How long a probe may take to be answered."""
 
 
 class BreakerState(Enum):
@@ -22,7 +31,7 @@ class BreakerState(Enum):
 
 
 class Breaker:
-    """Made at the first failure; an instance that works again has none."""
+    """Made at the first failure; an instance that works again has none. It knows no time but its clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = BreakerState.CLOSED
@@ -67,3 +76,19 @@ class Breaker:
         """A request was sent to the instance."""
         if self.state is BreakerState.HALF_OPEN:
             self._tried = self._clock()
+
+
+async def answers(channel: Channel, health_check: Any) -> bool:
+    """Whether the instance can be reached and begins a good answer to its health check, if it named one."""
+    context, answer = Context(), FirstAnswer()
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await channel.open()
+            if health_check is not None:
+                channel.send(health_check, context, answer)
+                await answer.value
+            return True
+    except (TimeoutError, DynamoException):
+        return False
+    finally:
+        context.kill()

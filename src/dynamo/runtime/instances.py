@@ -13,9 +13,8 @@ from msgspec import structs
 
 from dynamo.protocols.errors import DynamoException, Unavailable
 from dynamo.protocols.instance import Instance
-from dynamo.runtime.breaker import Breaker
+from dynamo.runtime.breaker import Breaker, answers
 from dynamo.runtime.plane.base import Channel, RequestPlane
-from dynamo.runtime.probe import answers
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from dynamo.protocols.errors import InvalidRequest, ProtocolError
-from dynamo.runtime.first_answer import FirstAnswer
+from dynamo.runtime.stream import FirstAnswer
 from dynamo.serving.request import ServedRequest
 
 T = TypeVar("T")

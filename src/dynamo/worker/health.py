@@ -11,7 +11,7 @@ from dynamo.engines.base import Engine, EngineError, HealthChecked
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import DynamoException, StreamIncomplete
-from dynamo.runtime.first_answer import FirstAnswer
+from dynamo.runtime.stream import FirstAnswer
 
 _FIRST_ANSWER_SECONDS = 300.0
 """The first token of a large model may take minutes, while its weights are read from the disk."""

@@ -15,7 +15,7 @@ from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import ConnectionTimeout
 from dynamo.router import stream_watch
 from dynamo.router.stream_watch import PREFILL_SECONDS_PER_TOKEN, StallClock, StallLimits, StreamClock
-from dynamo.runtime import Local, breaker, probe
+from dynamo.runtime import Local, breaker
 from support.scripted import Asked, RouterSide, ScriptedWorker, asking, routing
 from support.waiting import PATIENCE, until
 
@@ -95,7 +95,7 @@ def test_without_limits_nothing_ever_stalls(history: list[tuple[int, bool, bool]
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_watch, "SWEEP_SECONDS", 0.01)
     monkeypatch.setattr(breaker, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(probe, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(breaker, "PATIENCE_SECONDS", 0.05)
 
 
 @asynccontextmanager

@@ -16,8 +16,8 @@ from dynamo.protocols.errors import DynamoException, from_exception
 from dynamo.protocols.fields import FilledString
 from dynamo.protocols.instance import Instance
 from dynamo.runtime import Context
-from dynamo.runtime.first_answer import FirstAnswer
 from dynamo.runtime.names import CLEAR_ENDPOINT
+from dynamo.runtime.stream import FirstAnswer
 from dynamo.serving.served_model import ServedModel
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

@@ -32,8 +32,8 @@ from dynamo.router.delivery.continuation import cached_tokens
 from dynamo.router.delivery.delivery import Delivery, DeliveryOptions
 from dynamo.router.placement import Placement
 from dynamo.runtime import Context
-from dynamo.runtime.first_answer import FirstAnswer
 from dynamo.runtime.metrics.instruments import Histogram, log_buckets
+from dynamo.runtime.stream import FirstAnswer
 from dynamo.settings.handoff import HandoffConfig
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,9 @@ import msgspec
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.runtime.context import Context
-from dynamo.runtime.first_answer import FirstAnswer
 from dynamo.runtime.status.config import StatusConfig
 from dynamo.runtime.status.counts import EndpointCounts
-from dynamo.runtime.stream import Handler
+from dynamo.runtime.stream import FirstAnswer, Handler
 
 log = logging.getLogger(__name__)
 
