@@ -117,7 +117,7 @@ class Bench:
 
     def delivery(self, sink: Any) -> Delivery:
         # Only `start` asks the router and starts the clock; this stream is started by hand.
-        delivery = Delivery(None, None, self.prepared.request, Context(), sink)  # type: ignore[arg-type]
+        delivery = Delivery(lambda: None, None, self.prepared.request, Context(), sink)  # type: ignore[arg-type]
         delivery._clock = StreamClock(None, 0, 0, 0.0)  # type: ignore[arg-type]
         return delivery
 

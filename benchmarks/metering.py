@@ -57,7 +57,7 @@ def request_cost() -> float:
         for _ in range(REQUESTS):
             record = running.begin("POST", "/v1/chat/completions", "id", "chat_completions")
             record.served_by("model")
-            delivery = Delivery(None, None, {}, Context("id"), sink)  # type: ignore[arg-type]
+            delivery = Delivery(lambda: None, None, {}, Context("id"), sink)  # type: ignore[arg-type]
             delivery.placement = placement
             record.delivering(delivery, 64)
             delivery.sink.tokens(ids)
@@ -70,7 +70,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     record = RequestRecord(FrontendMetrics(), "id", "POST", "/v1/chat/completions", "chat_completions")
     record.served_by("model")
-    delivery = Delivery(None, None, {}, Context("id"), NullSink())  # type: ignore[arg-type]
+    delivery = Delivery(lambda: None, None, {}, Context("id"), NullSink())  # type: ignore[arg-type]
     record.delivering(delivery)
     plain, metered = cost(NullSink()), cost(delivery.sink)
     print(f"plain {plain:.3f}, metered {metered:.3f}: the metrics add {metered - plain:.3f} us per step (medians)")

@@ -22,7 +22,7 @@ from dynamo.engines.mocker import MockerArgs
 from dynamo.lab.simulate import virtual_time
 from dynamo.lab.simulate.simulation import Simulation, simulated
 from dynamo.router.config import RoutingConfig
-from dynamo.settings.handoff import SplitConfig
+from dynamo.settings.handoff import HandoffConfig
 from dynamo.simulate import FleetReport, SimulatedRequest, SimulationConfig
 from figures import table
 
@@ -58,11 +58,11 @@ MIXES = {
     "8k prompts, more than half the workers can compute": Mix(Requests(128, 128, 2.0), Requests(8192, 64, 3.5)),
     "8k prompts, 2 GB/s": Mix(Requests(128, 128, 2.0), Requests(8192, 64, 1.5), 2.0),
 }
-ALWAYS, NEVER = SplitConfig(policy="always"), SplitConfig(policy="never")
+ALWAYS, NEVER = HandoffConfig(policy="always"), HandoffConfig(policy="never")
 
 
 def run(
-    mix: Mix, workers: int, seconds: float, split: SplitConfig | None, seed: str = ""
+    mix: Mix, workers: int, seconds: float, split: HandoffConfig | None, seed: str = ""
 ) -> tuple[FleetReport, FleetReport]:
     """Reports on the short and on the long requests; another seed gives other arrivals."""
     engine = MockerArgs(num_gpu_blocks=16384, kv_transfer_bandwidth=mix.bandwidth)
@@ -73,7 +73,7 @@ def run(
 
     async def work() -> tuple[FleetReport, FleetReport]:
         async with simulated(config) as short:
-            long = Simulation(config, short.fleet, short.router, short.splitter)
+            long = Simulation(config, short.fleet, short.router, short.handoffs)
             begun = asyncio.get_running_loop().time()
             await asyncio.gather(
                 short.replay(mix.short.arriving("short", workers, seconds, seed)),
@@ -111,7 +111,7 @@ def main() -> None:
     half = asked.workers // 2
     fleets = {
         f"{asked.workers} aggregated": None,
-        f"{half} + {half}": SplitConfig(),
+        f"{half} + {half}": HandoffConfig(),
         f"{half} + {half}, always": ALWAYS,
         f"{half} + {half}, never": NEVER,
     }

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from dynamo.engines.base import EngineInfo
 from dynamo.engines.vllm import handoff
-from dynamo.handoff.worker.transfer import LeasedPrefills, continuing_handler
+from dynamo.handoff.worker.by_engine import EnginePrefillWorker, engine_decode_worker
 from dynamo.protocols.card import ModelInput, WorkerType
 from dynamo.protocols.engine import EngineOutput, PrefillResult, PreprocessedRequest
 from dynamo.protocols.errors import ProtocolError
@@ -121,7 +121,7 @@ async def test_a_prefill_worker_that_leaves_waits_until_its_prompt_was_fetched()
         asked = asyncio.create_task(side.ask(asking(PROMPT)))
         await until(lambda: held)
         leaving = asyncio.create_task(worker.leave())
-        await until(lambda: not side.splitter.pool.instances.routable())
+        await until(lambda: not side.handoffs.pool.instances.routable())
         assert not leaving.done()
         decode.gate.set()
         sink, _ = await asked
@@ -131,7 +131,7 @@ async def test_a_prefill_worker_that_leaves_waits_until_its_prompt_was_fetched()
 
 async def test_a_client_that_leaves_ends_the_stream_of_the_prefill() -> None:
     prefill = ConnectorEngine({})
-    handler, context, sink = LeasedPrefills(prefill), Context(), Kept()
+    handler, context, sink = EnginePrefillWorker(prefill), Context(), Kept()
     handler(asking(PROMPT), context, sink)  # type: ignore[arg-type]
     await until(lambda: handler.open == 1)
     assert not sink.done.done()
@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_ends_the_stream_of_the_prefill() -> None:
 
 
 async def test_a_prefill_that_nobody_ends_is_over_after_its_lease() -> None:
-    handler, sink = LeasedPrefills(ConnectorEngine({}), lease=0.01), Kept()
+    handler, sink = EnginePrefillWorker(ConnectorEngine({}), lease=0.01), Kept()
     handler(asking(PROMPT), Context(), sink)  # type: ignore[arg-type]
     await sink.done
     assert handler.open == 0
@@ -202,7 +202,7 @@ def continued() -> PreprocessedRequest:
 
 async def test_a_prompt_whose_transfer_hangs_is_computed_when_its_lease_has_ended() -> None:
     engine, sink = HangingEngine({}), Kept()
-    continuing_handler(engine, lease=0.01)(continued(), Context(), sink)  # type: ignore[arg-type]
+    engine_decode_worker(engine, lease=0.01)(continued(), Context(), sink)  # type: ignore[arg-type]
     await sink.done
     assert sink.ids == [7]
     assert engine.asked == [WHERE, None]
@@ -210,7 +210,7 @@ async def test_a_prompt_whose_transfer_hangs_is_computed_when_its_lease_has_ende
 
 async def test_a_client_that_leaves_while_a_transfer_hangs_ends_the_request() -> None:
     engine, sink, context = HangingEngine({}), Kept(), Context()
-    continuing_handler(engine)(continued(), context, sink)  # type: ignore[arg-type]
+    engine_decode_worker(engine)(continued(), context, sink)  # type: ignore[arg-type]
     await until(lambda: engine.asked)
     context.kill()
     await sink.done

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from dynamo.handoff.pairing import TRANSFER, Peer, mismatch, partners
 from dynamo.handoff.router.costs import STALE_SECONDS, HandoffCosts
-from dynamo.handoff.router.rule import SplitView, decide
+from dynamo.handoff.router.rule import HandoffCase, decide
 from dynamo.kv.prompt_cost import LineFit
 from dynamo.protocols.card import CardFile, ModelCard, ModelRuntimeConfig, WorkerType
-from dynamo.settings.handoff import SplitConfig
+from dynamo.settings.handoff import HandoffConfig
 
 
 def measured(now: float = 0.0) -> HandoffCosts:
@@ -25,8 +25,10 @@ def measured(now: float = 0.0) -> HandoffCosts:
     return costs
 
 
-def verdict(costs: HandoffCosts | None = None, config: SplitConfig | None = None, now: float = 0.0, **view: Any) -> Any:
-    found = decide(SplitView(**view), measured() if costs is None else costs, config or SplitConfig(), now)
+def verdict(
+    costs: HandoffCosts | None = None, config: HandoffConfig | None = None, now: float = 0.0, **view: Any
+) -> Any:
+    found = decide(HandoffCase(**view), measured() if costs is None else costs, config or HandoffConfig(), now)
     return found.remote, found.reason
 
 
@@ -127,7 +129,7 @@ def test_a_prompt_is_handed_over_only_where_that_is_faster_for_it_and_for_most_o
     typical = costs.mix.typical()
     assert typical
     assert min(prompts) <= typical[0] == typical[1] <= max(prompts)
-    found = decide(SplitView(prompt_tokens=prompt, cached_tokens=min(cached, prompt)), costs, SplitConfig(), 1.0)
+    found = decide(HandoffCase(prompt_tokens=prompt, cached_tokens=min(cached, prompt)), costs, HandoffConfig(), 1.0)
     if found.reason == "worth":
         assert costs.gain(prompt, found.uncached_tokens) > 0
         assert costs.gain(*typical) > 0
@@ -170,7 +172,7 @@ def test_the_wait_for_other_prompts_does_not_count_as_transfer() -> None:
 def test_thresholds_replace_measurements(
     config: dict[str, Any], view: dict[str, Any], expected: tuple[bool, str]
 ) -> None:
-    assert verdict(config=SplitConfig(**config), **view) == expected
+    assert verdict(config=HandoffConfig(**config), **view) == expected
 
 
 @given(
@@ -187,7 +189,7 @@ def test_any_measurements_give_a_decision(
     for tokens, seconds in transfers:
         costs.transfer.add(tokens, seconds, 0.0)
     found = decide(
-        SplitView(prompt_tokens=prompt, cached_tokens=cached, measuring=measuring), costs, SplitConfig(), 1.0
+        HandoffCase(prompt_tokens=prompt, cached_tokens=cached, measuring=measuring), costs, HandoffConfig(), 1.0
     )
     assert found.reason
     assert all(value is None or value >= 0 for value in (found.prefill_seconds, found.handoff_seconds))

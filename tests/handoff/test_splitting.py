@@ -9,13 +9,13 @@ import pytest
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.handoff.messages import read_offer
+from dynamo.handoff.router.handoffs import Prefill
 from dynamo.handoff.router.recent import HandoffStage
-from dynamo.handoff.router.split import Prefill, prefill_request
 from dynamo.handoff.worker.decode import fetch_state
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.router import RoutingConfig
 from dynamo.runtime import Context
-from dynamo.settings.handoff import SplitConfig
+from dynamo.settings.handoff import HandoffConfig
 from support.asking import asking
 from support.services import free_port
 from support.sinks import Kept
@@ -62,7 +62,7 @@ async def test_the_last_hand_offs_are_kept_for_people() -> None:
         prefill = await side.mocker("prefill")
         await side.until_known(prefills=1)
         await side.ask(long(2))
-        local, split = side.splitter.recent
+        local, split = side.handoffs.recent
         assert (local.stage, local.reason, local.prefill_id) == (HandoffStage.LOCAL, "no_prefill", None)
         assert (split.stage, split.reason, split.prefill_id) == (HandoffStage.DONE, "always", prefill.id)
         assert split.decode_id == decode.id
@@ -85,7 +85,7 @@ async def test_aggregated_workers_are_never_split_and_have_no_split_object() -> 
     async with SplitStack() as side:
         await side.mocker("prefill"), await side.mocker("agg")
         await side.ready()
-        assert side.splitter.begin() is None
+        assert side.handoffs.begin() is None
         assert len((await side.ask(long()))[0].ids) == 8
 
 
@@ -132,7 +132,7 @@ async def test_workers_with_other_blocks_are_not_paired(caplog: pytest.LogCaptur
 
 
 async def test_a_client_may_name_the_prefill_worker_and_one_that_is_gone_is_not_missed() -> None:
-    async with SplitStack(RoutingConfig(conditional_disagg_config=SplitConfig(policy="never"))) as side:
+    async with SplitStack(RoutingConfig(conditional_disagg_config=HandoffConfig(policy="never"))) as side:
         one, two = await side.mocker("prefill"), await side.mocker("prefill")
         await side.mocker("decode")
         await side.ready(prefills=2)
@@ -210,11 +210,12 @@ async def test_a_leaving_prefill_worker_waits_until_its_offer_is_taken() -> None
         worker = await side.mocker("prefill")
         await side.mocker("decode")
         await side.ready()
-        request, context = prefill_request(long()), Context()
-        placement = await side.splitter.pool.place(request, {worker.id}, request_id="r")
-        prefill = Prefill(side.splitter, placement, 100)
-        await prefill.send(request, context)
-        offer = read_offer((await prefill.answered()).disaggregated_params)
+        (decode_id,) = [peer.instance_id for peer in side.handoffs.pool.decodes()]
+        prefill = Prefill(side.handoffs, 100, Context(), lambda _: None)
+        delivery = prefill.delivery(long(), decode_id)
+        await delivery.start()
+        await prefill.answered(delivery)
+        offer = read_offer(prefill.value.result().disaggregated_params)
         assert offer
         leaving = asyncio.create_task(worker.leave())
         await side.until_known(prefills=0)
@@ -247,5 +248,5 @@ async def test_cancelling_at_any_moment_leaves_no_blocks_and_no_record(seed: int
         await asyncio.gather(*(cancelled(number, chance.randrange(60)) for number in range(100)))
         await until(lambda: all(worker.engine.quiet() and held(worker) == 0 for worker in workers))
         assert all(worker.engine.held_blocks() == 0 for worker in workers)
-        assert not any(side.splitter.pool.waiting(worker.id) for worker in workers)
+        assert not any(side.handoffs.pool.waiting(worker.id) for worker in workers)
         assert len((await side.ask(long()))[0].ids) == 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import CannotConnect, InvalidRequest, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import Placement, RoutingConfig
-from dynamo.router.delivery.delivery import reach
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime import RuntimeConfig as Network
@@ -66,7 +66,8 @@ class Side:
         self.connections.to[OLD].opened.set_result(None)
 
     async def open(self, *, pinned: int | None = None) -> Placement:
-        return await reach(self.router.place, self.instances, {}, Placement.connect, pinned=pinned)
+        place = partial(self.router.place, {}, pinned=pinned)
+        return await self.instances.reach(place, set(), pinned=pinned is not None)
 
     async def opening(self, **fields: Any) -> asyncio.Task[Placement]:
         """A request that has come as far as it can."""

@@ -33,9 +33,9 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException
 from dynamo.router import RoutingConfig
-from dynamo.router.delivery.delivery import Delivery, reach
+from dynamo.router.delivery.delivery import Delivery, DeliveryOptions
 from dynamo.router.kv_aware import KvAwareRouter
-from dynamo.router.placement import Placement, Router, pinned_instance
+from dynamo.router.placement import Placement, Router
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Context, DistributedRuntime, EndpointId, Local, RuntimeConfig
 from dynamo.runtime.client import Client
@@ -231,7 +231,8 @@ class RouterSide:
 
     async def open(self, request: Any, *, pinned: int | None = None) -> Placement:
         """A booked place at an instance that could be reached."""
-        return await reach(self.router.place, self.router.instances, request, Placement.connect, pinned=pinned)
+        place = partial(self.router.place, request, pinned=pinned)
+        return await self.router.instances.reach(place, set(), pinned=pinned is not None)
 
     def same_as(self, worker: ScriptedWorker, rank: int = 0) -> bool:
         """Whether the index holds exactly what the worker does."""
@@ -259,10 +260,7 @@ class Asked:
             request,
             self.context,
             self,
-            pinned=pinned_instance(request),
-            limit=limit,
-            watch=router.watch,
-            backoff=router.backoff,
+            DeliveryOptions(limit=limit, watch=router.watch, backoff=router.backoff),
         )
 
     async def start(self) -> None:

@@ -12,27 +12,27 @@ from msgspec import structs
 from dynamo.engines.base import EngineInfo
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.handoff.pairing import TRANSFER
-from dynamo.handoff.router.split import Splitter
-from dynamo.handoff.worker.prefill import HandoffEngine
-from dynamo.handoff.worker.transfer import TransferEngine
+from dynamo.handoff.router.handoffs import Handoffs
+from dynamo.handoff.worker.by_engine import EngineHandoffEngine
+from dynamo.handoff.worker.prefill import WorkerHandoffEngine
 from dynamo.model import HubConfig, LocalModel, build_card
 from dynamo.model.source import bundled
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.router import RoutingConfig
 from dynamo.router.config import RequestBackoff
-from dynamo.router.delivery.delivery import Delivery
+from dynamo.router.delivery.delivery import Delivery, DeliveryOptions
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, EndpointId, Local, RuntimeConfig
 from dynamo.runtime.tracing.endpoint_spans import EndpointSpans
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
-from dynamo.settings.handoff import SplitConfig
+from dynamo.settings.handoff import HandoffConfig
 from dynamo.worker.life import registered
 from support.sinks import Kept
 from support.waiting import until
 
-SplitEngine = HandoffEngine | TransferEngine
-ALWAYS = RoutingConfig(conditional_disagg_config=SplitConfig(policy="always"))
+SplitEngine = WorkerHandoffEngine | EngineHandoffEngine
+ALWAYS = RoutingConfig(conditional_disagg_config=HandoffConfig(policy="always"))
 
 
 class InProcessWorker:
@@ -135,21 +135,21 @@ class SplitStack:
         return worker
 
     async def until_known(self, *, prefills: int) -> None:
-        await until(lambda: len(self.splitter.pool.instances) == prefills)
+        await until(lambda: len(self.handoffs.pool.instances) == prefills)
 
     @property
     def model(self) -> ServedModel:
         return self.models.get("m")
 
     @property
-    def splitter(self) -> Splitter:
-        splitter = self.model.splitter
-        assert splitter
-        return splitter
+    def handoffs(self) -> Handoffs:
+        handoffs = self.model.handoffs
+        assert handoffs
+        return handoffs
 
     @property
     def reasons(self) -> dict[tuple[bool, str], int]:
-        return dict(self.splitter.stats.decisions)
+        return dict(self.handoffs.stats.decisions)
 
     async def ready(self, *, prefills: int = 1) -> None:
         await self.models.wait_for("m")
@@ -163,9 +163,7 @@ class SplitStack:
             request,
             context,
             sink,
-            limit=3,
-            backoff=lambda: RequestBackoff(first=0.001),
-            splitter=self.splitter,
+            DeliveryOptions(limit=3, backoff=lambda: RequestBackoff(first=0.001), beside=self.handoffs.begin),
         )
 
     async def ask(self, request: PreprocessedRequest) -> tuple[Kept, Delivery]:

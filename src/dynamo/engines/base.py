@@ -179,7 +179,7 @@ class HeldPrefix(Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class PrefixHandoff(Protocol):
+class WorkerHandoff(Protocol):
     """An engine whose computed prompts another one can continue from. The worker moves the bytes between them."""
 
     @property
@@ -205,7 +205,7 @@ class PrefixHandoff(Protocol):
 
 
 @runtime_checkable
-class EngineTransfer(Protocol):
+class EngineHandoff(Protocol):
     """An engine that moves computed prompts to and from others itself. The worker carries what it writes, unread."""
 
     @property

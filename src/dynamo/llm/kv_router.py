@@ -20,7 +20,7 @@ from dynamo.router.standalone.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream
 from dynamo.runtime.stream import Sink
-from dynamo.settings.handoff import SplitConfig
+from dynamo.settings.handoff import HandoffConfig
 from dynamo.settings.router import QueuePolicy
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     first_token_stall_secs: float = 120.0
     migration_wait_secs: float = 30.0
     router_conditional_disagg: bool = False
-    router_conditional_disagg_config: SplitConfig | None = None
+    router_conditional_disagg_config: HandoffConfig | None = None
 
     overlap_score_credit: float | None = None
     host_cache_hit_weight: float | None = None

@@ -14,12 +14,12 @@ from dynamo.model.file_cache import FileCache
 from dynamo.model.source import FetchConfig, HubConfig
 from dynamo.process.threads import in_thread
 from dynamo.protocols.card import CardFile, ModelCard
-from dynamo.protocols.errors import DynamoException, FileError, from_exception
+from dynamo.protocols.errors import DynamoException, FileError, ProtocolError, from_exception
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.model_files import CHUNK_BYTES, FileChunk, FileRequest
 from dynamo.runtime.context import Context
 from dynamo.runtime.plane.base import Channel
-from dynamo.runtime.stream import OneItem
+from dynamo.runtime.stream import FirstAnswer
 
 log = logging.getLogger(__name__)
 
@@ -126,14 +126,16 @@ class Transfer:
                 raise ValueError(f"{total} bytes are over the limit of {limit} MiB for {what}")
 
     async def _ask(self, sender: Instance, request: FileRequest) -> FileChunk:
-        context, answer = Context(), OneItem()
+        context, answer = Context(), FirstAnswer()
         try:
             async with asyncio.timeout(CHUNK_SECONDS):
                 channel = self._channel(sender)
                 if not channel.ready:
                     await channel.open()
                 channel.send(request, context, answer, item_type=FileChunk)
-                chunk: FileChunk = await answer.value
+                chunk = await answer.value
+                if not isinstance(chunk, FileChunk):
+                    raise ProtocolError("the worker answered with token ids")
                 return chunk
         finally:
             context.kill()

@@ -11,7 +11,7 @@ from dynamo.router.choice.cost import CostConfig
 from dynamo.router.stream_watch import StallLimits, StreamWatch
 from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
-from dynamo.settings.handoff import SplitConfig
+from dynamo.settings.handoff import HandoffConfig
 from dynamo.settings.router import RouterSettings
 
 LONGEST_PAUSE_SECONDS = 2.0
@@ -49,11 +49,11 @@ class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
         return RequestBackoff(self.migration_wait_secs)
 
     @property
-    def split(self) -> SplitConfig:
+    def handoff(self) -> HandoffConfig:
         """When a prefill worker computes the prompt."""
         if self.conditional_disagg_config is not None:
             return self.conditional_disagg_config
-        return SplitConfig(policy="isl_bounding") if self.conditional_disagg else SplitConfig()
+        return HandoffConfig(policy="isl_bounding") if self.conditional_disagg else HandoffConfig()
 
     def thresholds(self) -> Thresholds:
         return Thresholds(

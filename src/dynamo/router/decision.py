@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from dynamo.handoff.router.rule import SplitVerdict
+from dynamo.handoff.router.rule import HandoffVerdict
 from dynamo.router.choice.choose import Candidate, Choice
 
 MOST_CANDIDATES = 16
@@ -28,7 +28,7 @@ class Decision(Struct, kw_only=True):
     """Seconds in the router's queue."""
     choice: Choice | None = None
     """Set by KV-aware routers."""
-    split: SplitVerdict | None = None
+    handoff: HandoffVerdict | None = None
     """Whether another worker computes the prompt; set for decode workers."""
     prefill_worker_id: int | None = None
     """That other worker."""
@@ -48,8 +48,8 @@ class Decision(Struct, kw_only=True):
             "pinned": self.pinned,
             "considered": self.considered,
         }
-        if self.split is not None:
-            reasons["prefill"] = {"worker_id": self.prefill_worker_id, **self.split.notes()}
+        if self.handoff is not None:
+            reasons["prefill"] = {"worker_id": self.prefill_worker_id, **self.handoff.notes()}
         choice = self.choice
         if choice is None:
             return reasons | {"in_flight": self.in_flight}

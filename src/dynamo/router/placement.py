@@ -10,17 +10,15 @@ from msgspec import Struct, structs
 
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import Tier, TierReport, WorkerRank
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, Tenant
+from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.router.config import RequestBackoff
 from dynamo.router.decision import Decision
 from dynamo.router.stats import RouterStats
 from dynamo.router.stream_watch import StreamWatch
 from dynamo.router.thresholds import Thresholds
-from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
-from dynamo.runtime.plane.base import CancelStream, Channel
-from dynamo.runtime.stream import Sink
+from dynamo.runtime.plane.base import Channel
 
 DECISIONS_KEPT = 256
 """The latest decisions of a router, for inspection."""
@@ -103,18 +101,13 @@ class Placement:
                 raise
         self._account.connected(self)
 
-    def send(self, request: Any, context: Context, sink: Sink) -> CancelStream:
-        """Send on the open channel; if that fails, the booking is released."""
-        tokens = isinstance(request, PreprocessedRequest)
-        if tokens and self.dp_rank is not None:
-            # A copy: the choices of one client request share theirs.
-            routing = structs.replace(request.routing or Routing(), dp_rank=self.dp_rank)
-            request = structs.replace(request, routing=routing)
-        try:
-            return self.channel.send(request, context, sink, item_type=EngineOutput if tokens else Any, columnar=tokens)
-        except BaseException:
-            self.release()
-            raise
+    def routed(self, request: Any) -> Any:
+        """The request as the instance must get it."""
+        if self.dp_rank is None or not isinstance(request, PreprocessedRequest):
+            return request
+        # A copy: the choices of one client request share theirs.
+        routing = structs.replace(request.routing or Routing(), dp_rank=self.dp_rank)
+        return structs.replace(request, routing=routing)
 
     def first_token(self) -> None:
         """The prompt is computed. Further calls do nothing."""

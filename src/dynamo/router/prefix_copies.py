@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import Any
 
 from dynamo.protocols.engine import PreprocessedRequest
@@ -12,11 +11,12 @@ from dynamo.protocols.errors import DynamoException
 from dynamo.router.choice.choose import Choice
 from dynamo.router.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates, prefix_of
 from dynamo.router.choice.fleet import RankTable
-from dynamo.router.delivery.delivery import Delivery
+from dynamo.router.delivery.delivery import Delivery, DeliveryOptions
 from dynamo.router.load.active_requests import ActiveRequests, KvPlacement
 from dynamo.router.stats import RouterStats
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
+from dynamo.runtime.stream import FirstAnswer
 
 log = logging.getLogger(__name__)
 
@@ -70,38 +70,23 @@ class PrefixCopies:
             self._send(prefix_of(request, depth * block_size), copy, f"copy-{copy.key}-of-{request_id}")
 
     def _send(self, prefix: PreprocessedRequest, copy: KvPlacement, name: str) -> None:
+        task = asyncio.create_task(self._compute(prefix, copy, name))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _compute(self, prefix: PreprocessedRequest, copy: KvPlacement, name: str) -> None:
         async def booked(*_: Any, **__: Any) -> KvPlacement:
             return copy
 
-        sink = _Discard(copy.instance_id)
-        delivery = Delivery(booked, self._instances, prefix, Context(name), sink, pinned=copy.instance_id)
-        task = asyncio.create_task(delivery.start())
-        self._sending.add(task)
-        task.add_done_callback(partial(self._sent, copy, sink))
-
-    def _sent(self, copy: KvPlacement, sink: _Discard, task: asyncio.Task[None]) -> None:
-        self._sending.discard(task)
-        if task.cancelled():
-            copy.release()
-        elif error := task.exception():
-            copy.release()
-            if isinstance(error, DynamoException):
-                sink.fail(error)
-            else:
-                log.error("a prefix could not be computed ahead: %s", error, exc_info=error)
-
-
-class _Discard:
-    """Ignores a copy's output: only its effect on the worker's cache matters."""
-
-    def __init__(self, instance_id: int) -> None:
-        self._instance_id = instance_id
-
-    def tokens(self, ids: list[int]) -> None: ...
-
-    def item(self, value: Any) -> None: ...
-
-    def end(self) -> None: ...
-
-    def fail(self, error: DynamoException) -> None:
-        log.debug("worker %x computes no prefix ahead: %s", self._instance_id, error)
+        answer, options = FirstAnswer(), DeliveryOptions(pinned=copy.instance_id)
+        try:
+            try:
+                await Delivery(booked, self._instances, prefix, Context(name), answer, options).start()
+            except BaseException:
+                copy.release()
+                raise
+            await answer.value  # ignored: only its effect on the worker's cache matters
+        except DynamoException as error:
+            log.debug("worker %x computes no prefix ahead: %s", copy.instance_id, error)
+        except Exception:
+            log.exception("a prefix could not be computed ahead")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, cast
 
 from msgspec import Struct
 
@@ -39,7 +39,7 @@ class Watched(Protocol):
 
 
 class StreamClock:
-    """The clock of one stream. Whatever arrives on the stream sets `moved`."""
+    """The clock of one stream. Each token sets `moved`; `touch` is for what else arrives."""
 
     __slots__ = ("begun", "channel", "instance_id", "moved", "prompt_tokens", "since")
 
@@ -51,6 +51,10 @@ class StreamClock:
         self.begun = False
         self.since = now
         """When it was sent, or the sweep that last saw it move."""
+
+
+UNWATCHED = StreamClock(cast(Channel, None), 0, 0, 0.0)
+"""The clock of a stream that no sweep sees."""
 
 
 class Stall(Struct, frozen=True):
@@ -81,13 +85,18 @@ class StallClock:
     def remove(self, clock: StreamClock) -> None:
         self._clocks.pop(clock, None)
 
+    def touch(self, clock: StreamClock, now: float) -> None:
+        """The stream has moved."""
+        clock.begun, clock.since = True, now
+        self._progress[clock.instance_id] = now
+
     def sweep(self, now: float) -> list[Stall]:
         """The streams that have stalled by now; all streams of an instance that hangs are among them."""
         waiting: dict[int, int] = {}
         for clock in self._clocks:
             if clock.moved:
-                clock.moved, clock.begun, clock.since = False, True, now
-                self._progress[clock.instance_id] = now
+                clock.moved = False
+                self.touch(clock, now)
             elif not clock.begun:
                 waiting[clock.instance_id] = waiting.get(clock.instance_id, 0) + clock.prompt_tokens
         alone, hung = [], set()
@@ -130,6 +139,9 @@ class StreamWatch:
 
     def remove(self, clock: StreamClock) -> None:
         self._stalls.remove(clock)
+
+    def touch(self, clock: StreamClock) -> None:
+        self._stalls.touch(clock, asyncio.get_running_loop().time())
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ from dynamo.process.backoff import Backoff
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime.context import Context
 from dynamo.runtime.plane.base import Channel
-from dynamo.runtime.status.canary import FirstAnswer
+from dynamo.runtime.stream import FirstAnswer
 
 FAILURES = 5
 """Engine errors in a row that open a breaker."""
@@ -89,10 +89,10 @@ async def answers(channel: Channel, health_check: Any) -> bool:
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await channel.open()
-            if health_check is None:
-                return True
-            channel.send(health_check, context, answer)
-            return await answer.first
+            if health_check is not None:
+                channel.send(health_check, context, answer)
+                await answer.value
+            return True
     except (TimeoutError, DynamoException):
         return False
     finally:

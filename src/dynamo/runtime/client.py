@@ -57,12 +57,10 @@ class Client:
         return routable[self._turn % len(routable)]
 
     async def random(self, request: Any, annotated: bool = True, context: Context | None = None) -> Stream:
-        _, channel = await self.instance_set.open(random.choice)
-        return self._send(channel, request, annotated, context)
+        return self._send(await self.instance_set.open(random.choice), request, annotated, context)
 
     async def round_robin(self, request: Any, annotated: bool = True, context: Context | None = None) -> Stream:
-        _, channel = await self.instance_set.open(self._next_in_turn)
-        return self._send(channel, request, annotated, context)
+        return self._send(await self.instance_set.open(self._next_in_turn), request, annotated, context)
 
     async def generate(self, request: Any, annotated: bool = True, context: Context | None = None) -> Stream:
         return await self.round_robin(request, annotated, context)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from msgspec import structs
 
@@ -19,6 +21,28 @@ log = logging.getLogger(__name__)
 Choose = Callable[[Sequence[int]], int]
 OnChange = Callable[[int, Instance | None], None]
 """Called with an instance that joined or changed, or with the id of one that left and None."""
+
+
+class Placed(Protocol):
+    """An instance that was chosen for a request."""
+
+    instance_id: int
+
+    async def connect(self) -> None:
+        """Raises DynamoException if the instance cannot be reached."""
+
+
+P = TypeVar("P", bound=Placed)
+
+
+@dataclass
+class Chosen:
+    instance_id: int
+    channel: Channel
+
+    async def connect(self) -> None:
+        if not self.channel.ready:
+            await self.channel.open()
 
 
 class InstanceSet:
@@ -232,24 +256,47 @@ class InstanceSet:
             raise Unavailable(f"no instance {instance_id} of {self.name}")
         return channel
 
-    async def open(self, choose: Choose) -> tuple[int, Channel]:
-        """Choose an instance and connect to it; if it cannot be reached, choose among the others until none is left."""
-        failed: set[int] = set()
-        last: DynamoException | None = None
-        while routable := self.routable(failed):
+    async def open(self, choose: Choose) -> Channel:
+        """The channel of an instance that can be reached."""
+
+        async def chosen(*, avoid: Collection[int]) -> Chosen:
+            routable = self.routable(avoid)
+            if not routable:
+                raise self.none_reachable()
             instance_id = choose(routable)
-            channel = self.channel(instance_id)
-            if channel.ready:
-                return instance_id, channel
+            return Chosen(instance_id, self.channel(instance_id))
+
+        return (await self.reach(chosen, set())).channel
+
+    async def reach(
+        self,
+        place: Callable[..., Awaitable[P]],
+        failed: set[int],
+        *,
+        pinned: bool = False,
+        last: DynamoException | None = None,
+    ) -> P:
+        """Choose an instance with `place(avoid=failed)` and connect; if that fails, choose among the others.
+
+        Those that cannot be reached are added to `failed`; if only one will do, `pinned`, its error is raised. `last`
+        is why the last one of an earlier try could not be reached.
+        """
+        while True:
             try:
-                await channel.open()
+                placed = await place(avoid=failed)
+            except Unavailable:
+                if last is None:
+                    raise
+                raise self.none_reachable(last) from last
+            try:
+                await placed.connect()
+                return placed
             except DynamoException as error:
-                self.mark_unreachable(instance_id, error)
-                failed.add(instance_id)
+                if pinned:
+                    raise
+                self.mark_unreachable(placed.instance_id, error)
+                failed.add(placed.instance_id)
                 last = error
-            else:
-                return instance_id, channel
-        raise self.none_reachable(last) from last
 
     def none_reachable(self, last: DynamoException | None = None) -> Unavailable:
         """The error for a request without an instance; `last` is why the last one tried could not be reached."""

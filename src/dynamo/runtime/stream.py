@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
-from dynamo.protocols.errors import DynamoException, ProtocolError
+from dynamo.protocols.errors import DynamoException, StreamIncomplete
 from dynamo.runtime.context import Context
 
 
@@ -41,23 +42,46 @@ Handler = Callable[[Any, Context, Outlet], None]
 """Starts one request: (request, context, outlet). It returns at once; the outlet is ended or failed later."""
 
 
-class OneItem:
-    """The sink of such a stream: `value` resolves to the item or to the error."""
+class FirstAnswer:
+    """A sink, or outlet, whose `value` resolves to the first item or to the error, also to one that the item reports.
 
-    def __init__(self) -> None:
+    With `whole` it resolves once the stream has ended well.
+    """
+
+    columnar = True
+
+    def __init__(self, *, whole: bool = False) -> None:
         self.value: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._whole = whole
+        self._items: list[Any] = []
 
     def tokens(self, ids: list[int]) -> None:
-        self.fail(ProtocolError("the worker answered with token ids"))
+        self.item(ids)
 
     def item(self, value: Any) -> None:
-        if not self.value.done():
+        if error := reported_error(value):
+            self.fail(DynamoException(error))
+        elif self._whole:
+            self._items = self._items or [value]
+        elif not self.value.done():
             self.value.set_result(value)
 
     def end(self) -> None:
-        self.fail(ProtocolError("the worker ended without an answer"))
+        if self._items and not self.value.done():
+            self.value.set_result(self._items[0])
+        else:
+            self.fail(StreamIncomplete("the worker ended without an answer"))
 
     def fail(self, error: DynamoException) -> None:
         if not self.value.done():
             self.value.set_exception(error)
             self.value.exception()  # marks it as retrieved: the request may have been given up
+
+    async def writable(self) -> None: ...
+
+
+def reported_error(value: Any) -> str | None:
+    """The error that a well-formed item reports."""
+    read = value.get if isinstance(value, dict) else partial(getattr, value)
+    reason = str(read("finish_reason", None) or "")
+    return reason if reason.startswith("error") else "an error event" if read("event", None) == "error" else None

@@ -26,7 +26,7 @@ from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from dynamo.protocols.errors import InvalidRequest, ProtocolError
-from dynamo.runtime.stream import OneItem
+from dynamo.runtime.stream import FirstAnswer
 from dynamo.serving.request import ServedRequest
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Embeddings(ServedRequest[EmbeddingRequest]):
         inputs = await preprocessor.embedding(request, truncate=truncate)
         items = []
         for ids in inputs:
-            item = OneItem()
+            item = FirstAnswer()
             items.append(item)
             one: dict[str, Any] = {"model": request.model, "token_ids": ids, "dimensions": request.dimensions}
             if request.nvext is not None:
@@ -88,7 +88,7 @@ class Embeddings(ServedRequest[EmbeddingRequest]):
         return [_converted(value, _TokenAnswer).embedding for value in values], usage
 
     async def _from_text(self) -> tuple[Vectors, EmbeddingUsage]:
-        item = OneItem()
+        item = FirstAnswer()
         await self.relay(item)
         answer, wanted = _converted(await item.value, _TextAnswer), len(self.request.inputs())
         if len(answer.data) != wanted:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import structs
 
+from dynamo.handoff.router.handoffs import Handoffs
 from dynamo.handoff.router.prefills import Prefills
-from dynamo.handoff.router.split import Splitter
 from dynamo.model import CardReader, FileError, HubConfig, LoadedModel, ModelError
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard, ModelInput
@@ -326,14 +326,14 @@ class Models:
         router.start()
         if self._migration_limit is not None:
             card = structs.replace(card, migration_limit=self._migration_limit)
-        splitter = Splitter(self._prefills.pool(group.name), self._router.split)
+        handoffs = Handoffs(self._prefills.pool(group.name), self._router.handoff)
         group.model = ServedModel(
             card,
             router,
             loaded,
             self._times,
             self._migration_max_seq_len,
-            splitter,
+            handoffs,
             group.resumes_guided,
             self._suspects,
         )

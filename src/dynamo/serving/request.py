@@ -22,7 +22,7 @@ from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.tensors import TensorRequest
 from dynamo.router.decision import Decision
-from dynamo.router.delivery.delivery import Delivery
+from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
 from dynamo.runtime import Context
 from dynamo.runtime.logging import TRACE
 from dynamo.runtime.stream import Sink
@@ -168,13 +168,15 @@ class ServedRequest(Generic[RequestT]):
             request,
             context,
             sink,
-            limit=self.model.card.migration_limit,
-            max_seq_len=self.model.migration_max_seq_len,
-            resumes_guided=self.model.resumes_guided,
-            watch=router.watch,
-            backoff=router.backoff,
-            splitter=self.model.splitter,
-            suspects=self.model.suspects,
+            DeliveryOptions(
+                limit=self.model.card.migration_limit,
+                max_seq_len=self.model.migration_max_seq_len,
+                watch=router.watch,
+                backoff=router.backoff,
+                resumes_guided=self.model.resumes_guided,
+                beside=self.model.handoffs.begin if self.model.handoffs else alone,
+                suspects=self.model.suspects,
+            ),
         )
         self._running.append((context, delivery))
         if self._observer:

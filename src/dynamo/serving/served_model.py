@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from dynamo.handoff.router.split import Splitter
+from dynamo.handoff.router.handoffs import Handoffs
 from dynamo.model import LoadedModel
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.prompt_times import PromptTimes
@@ -26,7 +26,7 @@ class ServedModel:
         loaded: LoadedModel | None,
         times: PromptTimes | None = None,
         migration_max_seq_len: int | None = None,
-        splitter: Splitter | None = None,
+        handoffs: Handoffs | None = None,
         resumes_guided: Callable[[], bool] = lambda: False,
         suspects: Suspects | None = None,
     ) -> None:
@@ -42,7 +42,7 @@ class ServedModel:
         """Requests that may have ended workers, of all models."""
         self.preprocessor = Preprocessor(card, loaded, times) if loaded else None
         """None for workers that take text and tokenize it themselves."""
-        self.splitter = splitter if loaded else None
+        self.handoffs = handoffs if loaded else None
         """Lets prefill workers compute prompts for decode workers."""
 
     def tokenizing(self) -> Preprocessor:
@@ -54,5 +54,5 @@ class ServedModel:
 
     def instances(self) -> list[Instance]:
         """Of all its workers, also those that only compute prompts."""
-        prefills = self.splitter.pool.instances.all() if self.splitter else []
+        prefills = self.handoffs.pool.instances.all() if self.handoffs else []
         return [*self.router.instances.all(), *prefills]

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-SplitPolicyName = Literal["measured", "isl_bounding", "prefill_load", "isl_or_load", "always", "never"]
+HandoffPolicyName = Literal["measured", "isl_bounding", "prefill_load", "isl_or_load", "always", "never"]
 
 
-class SplitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HandoffConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The policy. All but `measured`, `always` and `never` are ai-dynamo's, with its thresholds."""
 
-    policy: SplitPolicyName = "measured"
+    policy: HandoffPolicyName = "measured"
     eff_isl_threshold: Annotated[int, Meta(ge=0)] = 2048
     eff_isl_ratio_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.7
     prefill_busy_threshold: Annotated[float, Meta(ge=0)] | None = None
@@ -22,7 +22,7 @@ class SplitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Batches of prompt tokens waiting at the decode worker: above it, the prompt is not computed there."""
 
     @classmethod
-    def from_json(cls, text: str) -> SplitConfig:
+    def from_json(cls, text: str) -> HandoffConfig:
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.MsgspecError as error:

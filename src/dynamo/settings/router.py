@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from dynamo.settings.handoff import SplitConfig
+from dynamo.settings.handoff import HandoffConfig
 from dynamo.settings.setting import Setting
 from dynamo.settings.table import Settings
 
@@ -82,8 +82,8 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
     conditional_disagg: Annotated[bool, Setting(
         "--router-conditional-disagg", "DYN_ROUTER_CONDITIONAL_DISAGG",
         "split by the thresholds of --router-conditional-disagg-config instead of by measured times")] = False
-    conditional_disagg_config: Annotated[SplitConfig | None, Setting(
+    conditional_disagg_config: Annotated[HandoffConfig | None, Setting(
         "--router-conditional-disagg-config", "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG",
         "when a prefill worker computes the prompt: policy, eff_isl_threshold and so on", "JSON",
-        default="measured times decide", parse=SplitConfig.from_json)] = None
+        default="measured times decide", parse=HandoffConfig.from_json)] = None
     # fmt: on

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from dynamo.engines.base import Engine, EngineInfo, EngineTransfer, PrefixHandoff
+from dynamo.engines.base import Engine, EngineHandoff, EngineInfo, WorkerHandoff
 from dynamo.engines.registry import engine_entry
 from dynamo.handoff.pairing import COMPUTES_PROMPTS, TRANSFER
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
@@ -75,7 +75,7 @@ def model_card(config: WorkerConfig, found: EngineModel, engine: Engine, info: E
         resumes_guided=info.resumes_guided,
         data_parallel_size=info.data_parallel_size,
     )
-    if info.worker_type is not WorkerType.Aggregated and isinstance(engine, PrefixHandoff | EngineTransfer):
+    if info.worker_type is not WorkerType.Aggregated and isinstance(engine, WorkerHandoff | EngineHandoff):
         runtime_config.set_engine_specific(TRANSFER, engine.transfer)
     if not info.computes_prompts:
         runtime_config.set_engine_specific(COMPUTES_PROMPTS, False)

@@ -11,18 +11,18 @@ from dynamo.engines.base import (
     CacheOwner,
     Controllable,
     Engine,
-    EngineTransfer,
+    EngineHandoff,
     KvSocketSource,
     KvSource,
     KvTierSource,
     LoadSource,
     MetricsSource,
-    PrefixHandoff,
     RankLoad,
+    WorkerHandoff,
 )
+from dynamo.handoff.worker.by_engine import EnginePrefillWorker, engine_decode_worker
 from dynamo.handoff.worker.decode import DecodeWorker
 from dynamo.handoff.worker.prefill import PrefillWorker
-from dynamo.handoff.worker.transfer import LeasedPrefills, continuing_handler
 from dynamo.kv.messages import KvChange
 from dynamo.kv.publish.feed import component_of, kv_feed
 from dynamo.kv.publish.load_metrics import WorkerMetricsPublisher
@@ -104,16 +104,16 @@ async def serve_requests(
 @asynccontextmanager
 async def _handler(endpoint: Endpoint, engine: Engine, card: ModelCard | None) -> AsyncIterator[Handler]:
     role = WorkerType.Aggregated if card is None else card.worker_type
-    if card is None or role is WorkerType.Aggregated or not isinstance(engine, PrefixHandoff | EngineTransfer):
+    if card is None or role is WorkerType.Aggregated or not isinstance(engine, WorkerHandoff | EngineHandoff):
         yield engine_handler(engine)
         return
-    if not isinstance(engine, PrefixHandoff):
+    if not isinstance(engine, WorkerHandoff):
         if role is WorkerType.Prefill:
-            prefills = LeasedPrefills(engine)
+            prefills = EnginePrefillWorker(engine)
             _show(endpoint, prefills.families, card.name)
             yield prefills
         else:
-            yield continuing_handler(engine)
+            yield engine_decode_worker(engine)
         return
     worker: PrefillWorker | DecodeWorker
     if role is WorkerType.Prefill:

@@ -30,10 +30,11 @@ from dynamo.protocols.errors import (
 from dynamo.router import Decision, Placement
 from dynamo.router.config import RequestBackoff
 from dynamo.router.delivery.continuation import continuation
-from dynamo.router.delivery.delivery import Delivery
+from dynamo.router.delivery.delivery import Delivery, DeliveryOptions
 from dynamo.router.delivery.repetition import Repetition
 from dynamo.router.placement import pinned_instance
 from dynamo.runtime import Context
+from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
 from dynamo.runtime.stream import Sink
 from support import models
@@ -178,6 +179,8 @@ class ScriptedRouter:
     def none_reachable(self, last: DynamoException | None = None) -> Unavailable:
         return Unavailable(f"nobody can be reached: {last}")
 
+    reach = InstanceSet.reach
+
     async def joined(self, *, within: float) -> None:
         self.pauses.append(within)
         await asyncio.wait_for(self.nobody_joins.wait(), within) if within > 60 else await asyncio.sleep(0)
@@ -233,7 +236,7 @@ def delivering(
 ) -> Delivery:
     instances: Any = router.instances
     options = {"pinned": pinned_instance(request), "backoff": three_pauses, **options}
-    return Delivery(router.place, instances, request, context, sink, limit=limit, **options)
+    return Delivery(router.place, instances, request, context, sink, DeliveryOptions(limit=limit, **options))
 
 
 async def run(

@@ -13,7 +13,7 @@ from dynamo.protocols.errors import Disconnected, DynamoException
 from dynamo.protocols.instance import Instance
 from dynamo.router import RoutingConfig
 from dynamo.router.config import RequestBackoff
-from dynamo.router.delivery.delivery import Delivery
+from dynamo.router.delivery.delivery import Delivery, DeliveryOptions
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Context, EndpointId
 from dynamo.runtime.events.memory import MemoryBus, MemoryEventPlane
@@ -115,9 +115,8 @@ async def asked(router: SimpleRouter, limit: int, wait: float = 30.0) -> AsyncIt
     """A request for ten tokens under way."""
     request = PreprocessedRequest(token_ids=[1, 2], stop_conditions=StopConditions(max_tokens=10))
     reader = Reader()
-    delivery = Delivery(
-        router.place, router.instances, request, Context(), reader, limit=limit, backoff=partial(RequestBackoff, wait)
-    )
+    options = DeliveryOptions(limit=limit, backoff=partial(RequestBackoff, wait))
+    delivery = Delivery(router.place, router.instances, request, Context(), reader, options)
     async with asyncio.timeout(PATIENCE):
         await delivery.start()
         yield reader

@@ -7,12 +7,10 @@ import logging
 import time
 from array import array
 from collections.abc import Callable
-from collections.abc import Sequence as Ids
 from itertools import count
 
 from dynamo.engines.base import (
     EngineInfo,
-    HeldPrefix,
     KvListener,
     KvTierListener,
     LoadListener,
@@ -64,7 +62,7 @@ class MockerRunning:
         self._engine.abort(self._request_id)
 
 
-class MockerEngine:
+class MockerEngine(MockHandoffs):
     """Answers requests at the pace of the model it imitates.
 
     An iteration is computed when it starts and delivered to the sinks when it would have ended; iterations that are due
@@ -85,7 +83,7 @@ class MockerEngine:
 
         Everything still happens at the same time as in a fine one, and its tokens are the same.
         """
-        self.args = args
+        super().__init__(args, Ranks(args, timing=timing, record_events=False))
         self._coarse = coarse
         self._slack = _ROUNDING if coarse else _SLACK
         self._resume_at: float | None = None
@@ -94,7 +92,6 @@ class MockerEngine:
         self._load_vocabulary = vocabulary if callable(vocabulary) else None
         self._on_kv_events: KvListener | None = None
         self._on_kv_tier_events: KvTierListener | None = None
-        self.ranks = Ranks(args, timing=timing, record_events=False)
         self._ids = count()
         self._sinks: dict[int, Sink] = {}
         self._clock = 0.0
@@ -108,7 +105,6 @@ class MockerEngine:
         self._on_steps: StepListener | None = None
         self._load_timer: asyncio.TimerHandle | None = None
         self._load_reported_at = 0.0
-        self._handoffs = MockHandoffs(args, self.ranks)
 
     async def start(self) -> EngineInfo:
         """Ready after `startup_time`; says what a router should know."""
@@ -317,35 +313,6 @@ class MockerEngine:
             stop_reason=finished.stop_reason,
             completion_usage=usage,
         )
-
-    @property
-    def transfer(self) -> str:
-        return self.args.transfer
-
-    async def hold_prefix(self, token_ids: Ids[int], cache_salt: str | None = None) -> HeldPrefix | None:
-        return self._handoffs.hold(token_ids, cache_salt)
-
-    async def held_state(self, held: HeldPrefix) -> bytes:
-        return self._handoffs.state(held)
-
-    async def release_prefix(self, held: HeldPrefix) -> None:
-        self._handoffs.release(held)
-        self._report_load_soon()
-
-    def held_blocks(self) -> int:
-        return self._handoffs.held_blocks
-
-    async def import_prefix(
-        self, token_ids: Ids[int], state: bytes, cache_salt: str | None = None, dp_rank: int | None = None
-    ) -> int:
-        """Takes as long as the modelled transfer."""
-        rank = self.ranks.next_rank if dp_rank is None else dp_rank
-        hashes = self._handoffs.read(token_ids, state, cache_salt)
-        if seconds := self._handoffs.seconds(hashes, rank):
-            await asyncio.sleep(seconds)
-        self._handoffs.store(hashes, rank)
-        self._report_events_now()
-        return len(hashes) * self.args.block_size
 
     def _report_events_now(self) -> None:
         """Those of the iteration that is computed but not due come first: what it stored was stored before."""

@@ -79,7 +79,7 @@ async def in_slices(scan: PrefixScan, spent: Callable[[float], None]) -> list[Ca
 def _routers(served: list[ServedModel]) -> Iterator[tuple[ServedModel, str, Router]]:
     for model in served:
         yield model, model.card.worker_type.value, model.router
-        prefill = model.splitter.pool.router if model.splitter else None
+        prefill = model.handoffs.pool.router if model.handoffs else None
         if prefill is not None:
             yield model, "prefill", prefill
 

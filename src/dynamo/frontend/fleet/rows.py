@@ -6,7 +6,7 @@ from itertools import islice
 
 from dynamo.frontend.fleet import Document
 from dynamo.frontend.measure.worker_metrics import LastRequests
-from dynamo.handoff.router.recent import Handoff
+from dynamo.handoff.router.recent import HandoffView
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelCard
 from dynamo.router.placement import RankStatus, TierStatus
@@ -38,7 +38,7 @@ class WorkerRows:
     def rows(self, served: list[ServedModel]) -> Document:
         statuses: dict[tuple[str, int], list[RankStatus]] = {}
         for model in served:
-            prefill = model.splitter.pool.router if model.splitter else None
+            prefill = model.handoffs.pool.router if model.handoffs else None
             for status in [*model.router.status(), *(prefill.status() if prefill else ())]:
                 statuses.setdefault((model.name, status.worker.worker_id), []).append(status)
         before, self._about = self._about, {}
@@ -114,20 +114,20 @@ def handoff_rows(served: list[ServedModel]) -> Document:
     return {
         f"{handoff.time:.6f}/{handoff.request_id}": _handoff(handoff, model.name)
         for model in served
-        if model.splitter
-        for handoff in islice(reversed(model.splitter.recent), MOST_HANDOFFS)
+        if model.handoffs
+        for handoff in islice(reversed(model.handoffs.recent), MOST_HANDOFFS)
     }
 
 
 def split_counts(model: ServedModel) -> Document:
     """Since the start: `split` and `local` prompts, by reason."""
     counts: Document = {}
-    for (remote, reason), count in (model.splitter.stats.decisions if model.splitter else {}).items():
+    for (remote, reason), count in (model.handoffs.stats.decisions if model.handoffs else {}).items():
         counts.setdefault("split" if remote else "local", {})[reason] = count
     return counts
 
 
-def _handoff(handoff: Handoff, model: str) -> Document:
+def _handoff(handoff: HandoffView, model: str) -> Document:
     row: Document = {
         "time": round(handoff.time, 3),
         "request_id": handoff.request_id,

@@ -154,9 +154,9 @@ class RequestRecord:
         """For each request to a decode worker: which worker computed the prompt, and why."""
         decisions = [one.placement.decision for one in self._deliveries if one.placement]
         return [
-            f"{each.prefill_worker_id or each.worker_id:x}:{each.split.reason}"
+            f"{each.prefill_worker_id or each.worker_id:x}:{each.handoff.reason}"
             for each in decisions
-            if each and each.split
+            if each and each.handoff
         ]
 
     def stage_times(self) -> list[tuple[str, float, float]]:

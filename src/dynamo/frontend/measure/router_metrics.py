@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from dynamo.frontend.measure.metrics import FrontendMetrics, ModelMetrics
-from dynamo.handoff.router.split import Splitter
+from dynamo.handoff.router.handoffs import Handoffs
 from dynamo.protocols.card import WorkerType
 from dynamo.router.families import PREFIX, LabelledRouter
 from dynamo.router.kv_aware import KvAwareRouter
@@ -22,9 +22,9 @@ def routers_of(router_id: int, models: Iterable[ServedModel]) -> list[LabelledRo
         card = model.card
         about = (model.name, router_id, card.worker_type, card.kv_cache_block_size)
         routers.append(LabelledRouter(model.router, *about))
-        if model.splitter and model.splitter.pool.router:
+        if model.handoffs and model.handoffs.pool.router:
             prefills = (model.name, router_id, WorkerType.Prefill, card.kv_cache_block_size)
-            routers.append(LabelledRouter(model.splitter.pool.router, *prefills))
+            routers.append(LabelledRouter(model.handoffs.pool.router, *prefills))
     return routers
 
 
@@ -52,10 +52,10 @@ def request_metrics(router_id: int, models: Iterable[ServedModel], metrics: Fron
 
 def split_metrics(router_id: int, models: Iterable[ServedModel]) -> list[MetricFamily]:
     """Who computed the prompts of models with decode workers, and why."""
-    splitters = [(model.name, model.splitter) for model in models if model.splitter]
-    with_router = [({"model": model, "router_id": str(router_id)}, splitter) for model, splitter in splitters]
+    handing_over = [(model.name, model.handoffs) for model in models if model.handoffs]
+    with_router = [({"model": model, "router_id": str(router_id)}, handoffs) for model, handoffs in handing_over]
     return [
-        _DECISIONS.family([({"model": model}, splitter) for model, splitter in splitters], PREFIX),
+        _DECISIONS.family([({"model": model}, handoffs) for model, handoffs in handing_over], PREFIX),
         _TRANSFER.family(with_router, PREFIX),
     ]
 
@@ -91,17 +91,17 @@ _REQUESTS: tuple[Metric[_Asked], ...] = (
     Metric("counter", "kv_worker_reused_tokens_total", "Prompt tokens that workers say they had cached",
         lambda asked: {(asked.router.phase,): asked.model.cached_tokens.total}, ("phase",)),
 )  # fmt: skip
-_DECISIONS: Metric[Splitter] = Metric(
+_DECISIONS: Metric[Handoffs] = Metric(
     "counter", "disagg_decisions_total", "Requests to decode workers, by who computed the prompt and why",
-    lambda splitter: {
+    lambda handoffs: {
         ("remote" if remote else "local", reason): count
-        for (remote, reason), count in splitter.stats.decisions.items()
+        for (remote, reason), count in handoffs.stats.decisions.items()
     },
     ("prefill", "reason"),
 )  # fmt: skip
-_TRANSFER: Metric[Splitter] = Metric("histogram", "kv_transfer_estimated_latency_seconds",
+_TRANSFER: Metric[Handoffs] = Metric("histogram", "kv_transfer_estimated_latency_seconds",
     "Expected time of transfer and hop of split requests",
-    lambda splitter: splitter.stats.transfer if splitter.pool.serves else None)  # fmt: skip
+    lambda handoffs: handoffs.stats.transfer if handoffs.pool.serves else None)  # fmt: skip
 _OVERHEAD: tuple[Metric[Overhead], ...] = (
     Metric("histogram", "block_hashing_ms", "Hashing a prompt's blocks, in milliseconds",
         lambda overhead: overhead.hashing, scale=1000),

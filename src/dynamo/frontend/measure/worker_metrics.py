@@ -61,8 +61,8 @@ def ready_gauge(prefix: str, readiness: Mapping[str, bool]) -> MetricFamily:
 
 def _counts(model: ServedModel) -> dict[tuple[str, ...], float]:
     counts: dict[tuple[str, ...], float] = {(WorkerType.Decode.value,): len(model.router.instances.ids())}
-    if model.splitter:
-        counts[WorkerType.Prefill.value,] = len(model.splitter.pool)
+    if model.handoffs:
+        counts[WorkerType.Prefill.value,] = len(model.handoffs.pool)
     return counts
 
 

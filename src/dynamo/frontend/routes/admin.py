@@ -24,7 +24,7 @@ from dynamo.runtime import Context
 from dynamo.runtime.inspection import InspectionRequest
 from dynamo.runtime.inspection.inspection import NDJSON, encoded_answer
 from dynamo.runtime.names import CLEAR_ENDPOINT
-from dynamo.runtime.stream import OneItem
+from dynamo.runtime.stream import FirstAnswer
 from dynamo.serving.served_model import ServedModel
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -108,14 +108,14 @@ async def _clear(frontend: Frontend, model: str, instance: Instance) -> WorkerRe
         endpoint=f"{instance.namespace}/{instance.component}/{CLEAR_ENDPOINT}",
         status="cleared",
     )
-    context, item = Context(), OneItem()
+    context, answer = Context(), FirstAnswer()
     try:
         async with asyncio.timeout(CLEAR_SECONDS):
             channel = frontend.models.channel(instance)
             if not channel.ready:
                 await channel.open()
-            channel.send({}, context, item)
-            result.response = await item.value
+            channel.send({}, context, answer)
+            result.response = await answer.value
     except (DynamoException, TimeoutError) as error:
         result.status, result.error = "failed", from_exception(error).message
     finally:

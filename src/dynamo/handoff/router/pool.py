@@ -8,7 +8,6 @@ from collections.abc import Collection
 from dynamo.handoff.pairing import COMPUTES_PROMPTS, Peer, partners
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.errors import Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router.placement import Placement, Router
 from dynamo.runtime.instances import InstanceSet
@@ -94,16 +93,18 @@ class PrefillPool:
 
     async def place(
         self,
+        decode_id: int,
         request: PreprocessedRequest,
-        allowed: Collection[int],
         *,
         request_id: str,
         pinned: int | None = None,
+        avoid: Collection[int] = (),
     ) -> Placement:
-        """Book the prompt at one of the `allowed` workers."""
-        if self.router is None:
-            raise Unavailable(f"no prefill worker of {self.instances.name} is ready")
-        avoid = [] if pinned is not None else [id for id in self.instances.ids() if id not in allowed]
+        """Book the prompt at a prefill worker that can hand over to this decode worker."""
+        allowed = set(self.partners_of(decode_id)).difference(avoid)
+        if self.router is None or not allowed:
+            raise self.instances.none_reachable()
+        avoid = () if pinned is not None else [id for id in self.instances.ids() if id not in allowed]
         return await self.router.place(request, request_id=request_id, pinned=pinned, avoid=avoid)
 
     def waiting(self, instance_id: int) -> int:

@@ -23,7 +23,7 @@ class HandoffStage(enum.Enum):
     """The decode worker computes the prompt itself."""
 
 
-class Handoff(Struct, kw_only=True):
+class HandoffView(Struct, kw_only=True):
     time: float
     """Seconds since 1970."""
     request_id: str
@@ -38,12 +38,8 @@ class Handoff(Struct, kw_only=True):
     handoff_seconds: float | None = None
     """From that answer to the decode worker's first token."""
 
-    @property
-    def split(self) -> bool:
-        return self.stage is not HandoffStage.LOCAL
 
-
-class RecentHandoffs(deque[Handoff]):
+class RecentHandoffs(deque[HandoffView]):
     """The latest of one model, oldest first. They change while their requests run."""
 
     def __init__(self) -> None:

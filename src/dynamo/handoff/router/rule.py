@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Struct
 
 from dynamo.handoff.router.costs import HandoffCosts
-from dynamo.settings.handoff import SplitConfig
+from dynamo.settings.handoff import HandoffConfig
 
 
-class SplitView(Struct, frozen=True, kw_only=True):
+class HandoffCase(Struct, frozen=True, kw_only=True):
     """One request and the two workers it would use."""
 
     prompt_tokens: int
@@ -34,7 +34,7 @@ class SplitView(Struct, frozen=True, kw_only=True):
     """Another request is being split to measure the costs."""
 
 
-class SplitVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HandoffVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether another worker computes the prompt, and why."""
 
     remote: bool
@@ -50,12 +50,12 @@ class SplitVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return notes
 
 
-def decide(view: SplitView, costs: HandoffCosts, config: SplitConfig, now: float) -> SplitVerdict:
+def decide(view: HandoffCase, costs: HandoffCosts, config: HandoffConfig, now: float) -> HandoffVerdict:
     uncached = max(0, view.prompt_tokens - view.cached_tokens)
     prefill, transfer = costs.prefill.seconds(uncached), costs.transfer.seconds(view.prompt_tokens)
 
-    def verdict(remote: bool, reason: str) -> SplitVerdict:
-        return SplitVerdict(
+    def verdict(remote: bool, reason: str) -> HandoffVerdict:
+        return HandoffVerdict(
             remote=remote, reason=reason, uncached_tokens=uncached, prefill_seconds=prefill, handoff_seconds=transfer
         )
 
@@ -97,7 +97,7 @@ def decide(view: SplitView, costs: HandoffCosts, config: SplitConfig, now: float
     return verdict(True, "worth")
 
 
-def _by_thresholds(view: SplitView, uncached: int, config: SplitConfig) -> tuple[bool, str]:
+def _by_thresholds(view: HandoffCase, uncached: int, config: HandoffConfig) -> tuple[bool, str]:
     limit = config.decode_busy_threshold
     if limit is not None and view.decode_waiting > limit * view.batch_tokens:
         return True, "decode_busy"

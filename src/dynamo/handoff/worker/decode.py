@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 import xxhash
 from msgspec import structs
 
-from dynamo.engines.base import Engine, PrefixHandoff
+from dynamo.engines.base import Engine, WorkerHandoff
 from dynamo.handoff.messages import CHUNK_BYTES, MAX_STATE_BYTES, HandoffOffer, StateChunk, TakeRequest, read_offer
 from dynamo.handoff.worker.bootstrap import meet
 from dynamo.handoff.worker.metrics import TakeMetrics
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
-from dynamo.protocols.errors import DynamoException, ProtocolError
+from dynamo.protocols.errors import DynamoException, EngineShutdown, ProtocolError
+from dynamo.protocols.instance import Instance
 from dynamo.runtime import Context, DistributedRuntime
+from dynamo.runtime.plane.base import Channel
 from dynamo.runtime.stream import Outlet
 from dynamo.runtime.tracing.endpoint_spans import SpannedOutlet
 
@@ -30,7 +33,7 @@ MEETING_SECONDS = 60.0
 class DecodeWorker:
     """The handler of `generate`. A request without a hand-off goes to the engine at once."""
 
-    def __init__(self, engine: Engine, receiver: PrefixHandoff, runtime: DistributedRuntime) -> None:
+    def __init__(self, engine: Engine, receiver: WorkerHandoff, runtime: DistributedRuntime) -> None:
         self.metrics = TakeMetrics()
         self._engine = engine
         self._receiver = receiver
@@ -39,46 +42,39 @@ class DecodeWorker:
 
     def __call__(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
         if request.prefill_result is None and request.bootstrap_info is None:
-            self._generate(request, context, outlet)
+            running = self._engine.generate(request, outlet)
+            context.on_stop(lambda _: running.abort())
             return
-        task = asyncio.create_task(self._continue(request, context, outlet))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        taking = asyncio.create_task(self._take(request))
+        self._tasks.add(taking)
+        taking.add_done_callback(partial(self._continue, request, context, outlet))
+        context.on_stop(lambda _: taking.cancel())
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _generate(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
-        running = self._engine.generate(request, outlet)
-        context.on_stop(lambda _: running.abort())
-
-    async def _continue(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
-        taking = asyncio.create_task(self._take(request))
-        forget = context.on_stop(lambda _: taking.cancel())
-        try:
-            if not context.is_stopped():
-                await taking
-                self.metrics.taken += 1
-        except asyncio.CancelledError:
-            if not context.is_stopped():
-                taking.cancel()
-                raise
-        except Exception as error:
-            self.metrics.failed += 1
-            why = error.message if isinstance(error, DynamoException) else f"{type(error).__name__}: {error}"
-            log.warning("request %s: computing the prompt here, as it could not be fetched: %s", context.id(), why)
-        finally:
-            forget()
-            taking.cancel()
-            if isinstance(outlet, SpannedOutlet):
-                outlet.next_stage("hand-off")
+    def _continue(
+        self, request: PreprocessedRequest, context: Context, outlet: Outlet, taking: asyncio.Task[None]
+    ) -> None:
+        self._tasks.discard(taking)
+        if isinstance(outlet, SpannedOutlet):
+            outlet.next_stage("hand-off")
         if context.is_stopped():
             outlet.item(EngineOutput(finish_reason="cancelled"))
             outlet.end()
             return
-        self._generate(structs.replace(request, prefill_result=None, bootstrap_info=None), context, outlet)
+        if taking.cancelled():
+            outlet.fail(EngineShutdown("this worker left before the answer was complete"))
+            return
+        if error := taking.exception():
+            self.metrics.failed += 1
+            why = error.message if isinstance(error, DynamoException) else f"{type(error).__name__}: {error}"
+            log.warning("request %s: computing the prompt here, as it could not be fetched: %s", context.id(), why)
+        else:
+            self.metrics.taken += 1
+        self(structs.replace(request, prefill_result=None, bootstrap_info=None), context, outlet)
 
     async def _take(self, request: PreprocessedRequest) -> None:
         offer = await self._offer(request)
@@ -104,10 +100,7 @@ async def fetch_state(runtime: DistributedRuntime, offer: HandoffOffer) -> bytes
     context = Context()
     sink = StateSink()
     try:
-        async with asyncio.timeout(SILENT_SECONDS):
-            channel = runtime.plane.channel(offer.sender)
-            if not channel.ready:
-                await channel.open()
+        channel = await _connected(runtime, offer.sender)
         channel.send(TakeRequest(id=offer.id), context, sink, item_type=StateChunk)
         while not sink.whole.done():
             received = len(sink.data)
@@ -118,6 +111,14 @@ async def fetch_state(runtime: DistributedRuntime, offer: HandoffOffer) -> bytes
         return bytes(sink.data)
     finally:
         context.kill()
+
+
+async def _connected(runtime: DistributedRuntime, sender: Instance) -> Channel:
+    async with asyncio.timeout(SILENT_SECONDS):
+        channel = runtime.plane.channel(sender)
+        if not channel.ready:
+            await channel.open()
+        return channel
 
 
 class StateSink:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from dynamo.engines.base import PrefixHandoff
+from dynamo.engines.base import WorkerHandoff
 from dynamo.handoff.record import HandoffLedger, HandoffState
 from dynamo.runtime.metrics import Labels, Metric, MetricFamily, families
 
@@ -21,7 +21,7 @@ OPEN_RECORDS: Metric[Any] = Metric("gauge", "open_records", "Hand-offs offered o
 class HandoffMetrics:
     """Of a prefill worker."""
 
-    def __init__(self, ledger: HandoffLedger, engine: PrefixHandoff) -> None:
+    def __init__(self, ledger: HandoffLedger, engine: WorkerHandoff) -> None:
         self.leaked_blocks = 0
         self.ledger = ledger
         self.engine = engine

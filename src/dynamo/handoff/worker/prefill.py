@@ -9,26 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 import msgspec
 import xxhash
 from msgspec import structs
 
-from dynamo.engines.base import Engine, HeldPrefix, PrefixHandoff
+from dynamo.engines.base import Engine, HeldPrefix, WorkerHandoff
 from dynamo.handoff.messages import CHUNK_BYTES, OFFER, HandoffOffer, StateChunk, TakeRequest
 from dynamo.handoff.record import HandoffLedger, HandoffRecord, HandoffState
 from dynamo.handoff.worker.bootstrap import MeetingPlace
 from dynamo.handoff.worker.metrics import HandoffMetrics
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
 from dynamo.protocols.errors import Cancelled, DynamoException, Unavailable, from_exception
 from dynamo.protocols.instance import Instance
 from dynamo.runtime import Context, Endpoint
-from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import HANDOFF_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import route_path
-from dynamo.runtime.plane.route import Route
+from dynamo.runtime.plane.route import Route, log_failure
 from dynamo.runtime.stream import Outlet
 from dynamo.runtime.tracing.endpoint_spans import SpannedOutlet
 
@@ -38,14 +37,14 @@ LEASE_SECONDS = 30.0
 """How long an offer waits to be taken."""
 
 
-class HandoffEngine(Engine, PrefixHandoff, Protocol):
+class WorkerHandoffEngine(Engine, WorkerHandoff, Protocol):
     """An engine that computes prompts for others."""
 
 
 class PrefillWorker:
     """The handler of `generate`, the records of what it offers, and the endpoint from which that is taken."""
 
-    def __init__(self, engine: HandoffEngine, endpoint: Endpoint, *, lease: float = LEASE_SECONDS) -> None:
+    def __init__(self, engine: WorkerHandoffEngine, endpoint: Endpoint, *, lease: float = LEASE_SECONDS) -> None:
         self.ledger = HandoffLedger()
         self.metrics = HandoffMetrics(self.ledger, engine)
         self._engine = engine
@@ -55,7 +54,6 @@ class PrefillWorker:
         self._holding = 0
         """Prefixes that are about to get a record."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._taking = GeneratorHandler(self._send)
         self._rooms = MeetingPlace(lease)
         self._route: Route | None = None
         self._sender: Instance | None = None
@@ -67,7 +65,7 @@ class PrefillWorker:
         runtime, near = self._endpoint.runtime, self._endpoint.id
         await runtime.start()
         where = EndpointId(near.namespace, near.component, HANDOFF_ENDPOINT)
-        self._route = Route(route_path(where, runtime.instance_id), self._taking, TakeRequest)
+        self._route = Route(route_path(where, runtime.instance_id), self._take, TakeRequest)
         self._sender = Instance(
             instance_id=runtime.instance_id,
             namespace=where.namespace,
@@ -84,7 +82,6 @@ class PrefillWorker:
             self._route.close()
             await self._route.drain(self._lease)
             self._route.kill()
-        await self._taking.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -98,26 +95,30 @@ class PrefillWorker:
         context.on_stop(lambda _: running.abort())
         context.on_stop(lambda _: self.leave_room(request))
 
-    def computed(self, request: PreprocessedRequest, output: EngineOutput, context: Context, outlet: Outlet) -> None:
-        """Offer a prompt that is computed. The stream ends when the record does."""
-        task = asyncio.create_task(self._offer(request, output, context, outlet))
+    def own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run it, at most until this worker is closed."""
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def leave_room(self, request: PreprocessedRequest) -> None:
         """A decode worker that waits for this prompt waits in vain."""
         if request.bootstrap_info is not None:
             self._rooms.leave(request.bootstrap_info.bootstrap_room)
 
-    async def _offer(
-        self, request: PreprocessedRequest, output: EngineOutput, context: Context, outlet: Outlet
-    ) -> None:
+    async def offer(self, request: PreprocessedRequest, output: EngineOutput, context: Context, outlet: Outlet) -> None:
+        """Offer a prompt that is computed. The stream ends when the record does."""
         offer: OpenOffer | None = None
         try:
-            routing = request.routing
+            routing = request.routing or Routing()
             held = None
-            if not (routing and routing.lora_name) and not context.is_stopped():
-                held = await self._hold(request.token_ids, routing.cache_salt if routing else None)
+            if not routing.lora_name:
+                self._holding += 1
+                try:
+                    held = await self._engine.hold_prefix(request.token_ids, routing.cache_salt)
+                finally:
+                    self._holding -= 1
             if held is None:
                 self.leave_room(request)
                 outlet.item(output)
@@ -140,13 +141,6 @@ class PrefillWorker:
             if offer is not None:
                 await asyncio.shield(self._settle(offer))
 
-    async def _hold(self, token_ids: Sequence[int], cache_salt: str | None) -> HeldPrefix | None:
-        self._holding += 1
-        try:
-            return await self._engine.hold_prefix(token_ids, cache_salt)
-        finally:
-            self._holding -= 1
-
     def _open(self, held: HeldPrefix, context: Context) -> OpenOffer:
         deadline = asyncio.get_running_loop().time() + self._lease
         record = HandoffRecord(id=secrets.token_hex(16), owner=context.id(), deadline=deadline, blocks=held.blocks)
@@ -160,25 +154,42 @@ class PrefillWorker:
 
     async def _settle(self, offer: OpenOffer) -> None:
         """The record ends: taken and sent, or else withdrawn. What it stands for is released exactly once."""
-        id = offer.record.id
-        self._offers.pop(id, None)
+        self._offers.pop(offer.record.id, None)
         await self._engine.release_prefix(offer.held)
+        self._closed(offer)
+
+    def _closed(self, offer: OpenOffer) -> None:
+        id = offer.record.id
         if self.ledger.sent(id) is None:
             self.ledger.withdraw(id, expired=offer.expired)
         if not self._holding:
             self.metrics.compare()
 
-    async def _send(self, request: TakeRequest) -> AsyncIterator[StateChunk]:
-        offer = self._offers.get(request.id)
-        if offer is None or self.ledger.take(request.id, asyncio.get_running_loop().time()) is None:
-            raise Unavailable("this prompt is not offered (any more)")
+    def _take(self, request: TakeRequest, context: Context, outlet: Outlet) -> None:
+        sending = self.own(self._send(request, context, outlet))
+        context.on_stop(lambda _: sending.cancel())
+
+    async def _send(self, request: TakeRequest, context: Context, outlet: Outlet) -> None:
         began = asyncio.get_running_loop().time()
+        offer = self._offers.get(request.id)
+        if offer is None or self.ledger.take(request.id, began) is None:
+            outlet.fail(Unavailable("this prompt is not offered (any more)"))
+            return
         try:
             state = memoryview(await self._engine.held_state(offer.held))
             for start in range(0, max(1, len(state)), CHUNK_BYTES):
                 chunk = bytes(state[start : start + CHUNK_BYTES])
-                yield StateChunk(len(state), xxhash.xxh3_64_hexdigest(chunk), chunk)
-            self.metrics.sent(len(state), asyncio.get_running_loop().time() - began)
+                outlet.item(StateChunk(len(state), xxhash.xxh3_64_hexdigest(chunk), chunk))
+                await outlet.writable()
+            self.metrics.bytes += len(state)
+            self.metrics.seconds += asyncio.get_running_loop().time() - began
+            outlet.end()
+        except asyncio.CancelledError:
+            outlet.fail(Cancelled("request was cancelled"))
+            raise
+        except Exception as error:
+            log_failure(context, error)
+            outlet.fail(from_exception(error))
         finally:
             offer.finish()
 
@@ -232,7 +243,7 @@ class PrefillSink:
     def item(self, value: Any) -> None:
         if isinstance(value, EngineOutput) and value.finish_reason == "length":
             self._offered = True
-            self._worker.computed(self._request, value, self._context, self._outlet)
+            self._worker.own(self._worker.offer(self._request, value, self._context, self._outlet))
         else:
             self._outlet.item(value)
 

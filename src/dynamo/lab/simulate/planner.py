@@ -60,7 +60,7 @@ class SimulatedPool:
 
     def __init__(self, simulation: Simulation, role: Role) -> None:
         self._fleet = simulation.fleet
-        self._splits = simulation.splitter is not None
+        self._splits = simulation.handoffs is not None
         self._role = role
         self._joining: set[asyncio.Task[None]] = set()
         self._draining: dict[asyncio.Task[None], SimulatedWorker] = {}
@@ -154,12 +154,12 @@ class ScaledFleet:
 
     def _splits(self) -> tuple[int, int]:
         """Requests that could have been split, and those that were."""
-        decisions = self._simulation.splitter.stats.decisions if self._simulation.splitter else {}
+        decisions = self._simulation.handoffs.stats.decisions if self._simulation.handoffs else {}
         return sum(decisions.values()), sum(count for (remote, _), count in decisions.items() if remote)
 
     def _router(self, role: Role) -> Router | None:
-        splitter = self._simulation.splitter
-        return splitter.pool.router if splitter and role == "prefill" else self._simulation.router
+        handoffs = self._simulation.handoffs
+        return handoffs.pool.router if handoffs and role == "prefill" else self._simulation.router
 
     async def read(self) -> Mapping[Role, PoolOrder]:
         return {role: pool.order() for role, pool in self._pools.items()}

@@ -12,8 +12,8 @@ from typing import Any
 from msgspec import Struct
 
 from dynamo.engines.mocker import MockerArgs
+from dynamo.handoff.router.handoffs import Handoffs
 from dynamo.handoff.router.prefills import Prefills
-from dynamo.handoff.router.split import Splitter
 from dynamo.lab.simulate import virtual_time
 from dynamo.lab.simulate.fleet import ENDPOINT, MODEL, SimulatedFleet
 from dynamo.lab.simulate.incidents import Incident, with_bursts
@@ -24,7 +24,7 @@ from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import DynamoException, InvalidArgument
 from dynamo.router.config import RequestBackoff, RoutingConfig
-from dynamo.router.delivery.delivery import Delivery
+from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
 from dynamo.router.factory import make_router
 from dynamo.router.placement import Router
 from dynamo.router.workers import Workers
@@ -144,12 +144,12 @@ class Simulation:
     """A fleet with its router. Traffic is sent by `replay`."""
 
     def __init__(
-        self, config: SimulationConfig, fleet: SimulatedFleet, router: Router, splitter: Splitter | None = None
+        self, config: SimulationConfig, fleet: SimulatedFleet, router: Router, handoffs: Handoffs | None = None
     ) -> None:
         self.config = config
         self.fleet = fleet
         self.router = router
-        self.splitter = splitter
+        self.handoffs = handoffs
         self.measured = Measured()
         self._loop = asyncio.get_running_loop()
         self.in_flight = 0
@@ -167,10 +167,12 @@ class Simulation:
             asked.preprocessed(),
             context,
             sink,
-            limit=limit,
-            watch=router.watch,
-            backoff=self._new_backoff,
-            splitter=self.splitter,
+            DeliveryOptions(
+                limit=limit,
+                watch=router.watch,
+                backoff=self._new_backoff,
+                beside=self.handoffs.begin if self.handoffs else alone,
+            ),
         )
         self.in_flight += 1
         try:
@@ -238,7 +240,7 @@ class Simulation:
 
     def _splits(self) -> dict[str, int]:
         """Requests by who computed the prompt and why."""
-        decisions = self.splitter.stats.decisions if self.splitter else {}
+        decisions = self.handoffs.stats.decisions if self.handoffs else {}
         named = {f"{'remote' if remote else 'local'} {reason}": n for (remote, reason), n in decisions.items()}
         return dict(sorted(named.items()))
 
@@ -315,18 +317,18 @@ async def simulated(config: SimulationConfig) -> AsyncIterator[Simulation]:
     loop = asyncio.get_running_loop()
     prefills = Prefills(runtime, config.routing)
     members = Membership(runtime.discovery, prefills.changed, cards=True)
-    splitter = Splitter(prefills.pool(MODEL), config.routing.split, loop.time) if config.prefill_workers else None
+    handoffs = Handoffs(prefills.pool(MODEL), config.routing.handoff, loop.time) if config.prefill_workers else None
     router: Router | None = None
     try:
-        if splitter is not None:
+        if handoffs is not None:
             await members.start()
             await fleet.join(config.prefill_workers, "prefill")
-        await fleet.join(config.workers, "decode" if splitter else None)
+        await fleet.join(config.workers, "decode" if handoffs else None)
         router = make_router(
             config.routing, await cards, workers.instances, runtime, workers.runtime_of, rng=random.Random(config.seed)
         )
         router.start()
-        yield Simulation(config, fleet, router, splitter)
+        yield Simulation(config, fleet, router, handoffs)
     finally:
         await members.close()
         await prefills.close()

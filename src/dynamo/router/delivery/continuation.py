@@ -7,7 +7,7 @@ A guided answer is continued like that by engines that take its tokens into thei
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -74,6 +74,19 @@ def correct_usage(usage: Usage, tokens: int) -> None:
     usage.prompt_tokens = tokens
     if usage.prompt_tokens_details and "cached_tokens" in usage.prompt_tokens_details:
         usage.prompt_tokens_details = {**usage.prompt_tokens_details, "cached_tokens": 0}
+
+
+def limit_cached(usage: Usage, most: int) -> None:
+    """What was computed for this request was not cached, though its worker may say so."""
+    cached = cached_tokens(usage.prompt_tokens_details)
+    if cached is not None:
+        usage.prompt_tokens_details = {**(usage.prompt_tokens_details or {}), "cached_tokens": min(cached, most)}
+
+
+def cached_tokens(details: Mapping[str, Any] | None) -> int | None:
+    """Of an engine's `prompt_tokens_details`; None where they do not say it."""
+    found = (details or {}).get("cached_tokens")
+    return found if isinstance(found, int) else None
 
 
 def _remaining(limit: int | None, generated: Sequence[int]) -> int | None:

@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any, Protocol
 
-from dynamo.handoff.router.split import Splitter
+from msgspec import Struct
+
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
-from dynamo.protocols.errors import (
-    Cancelled,
-    ConnectionTimeout,
-    DynamoException,
-    EngineShutdown,
-    ResourceExhausted,
-    Unavailable,
-    WorkerBusy,
-)
-from dynamo.router.config import RequestBackoff as Backoff
-from dynamo.router.delivery.continuation import continuation, correct_usage, is_complete, is_guided, repeatable
+from dynamo.protocols.errors import Cancelled, ConnectionTimeout, DynamoException, Unavailable, WorkerBusy
+from dynamo.router.config import RequestBackoff
+from dynamo.router.delivery.continuation import correct_usage, limit_cached
 from dynamo.router.delivery.history import DeliveryHistory
+from dynamo.router.delivery.progress import DeliveryState, Next, Progress
 from dynamo.router.delivery.repetition import Repetition
 from dynamo.router.placement import Placement, PlaceRequest, pinned_instance
-from dynamo.router.stream_watch import StallLimits, StreamClock, StreamWatch
+from dynamo.router.stream_watch import UNWATCHED, StallLimits, StreamWatch
 from dynamo.router.suspects import Suspects, is_loss
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
@@ -38,17 +34,46 @@ from dynamo.runtime.stream import Sink
 log = logging.getLogger(__name__)
 
 
+class Companion(Protocol):
+    """What one delivery does beside each of its attempts: a hand-off has another worker compute the prompt."""
+
+    cached_before: int | None
+    """Tokens of the prompt that were cached before this request; None: as the worker says."""
+
+    async def prepared(self, request: Any, placement: Placement, context: Context) -> Any:
+        """The request to send to the placement's worker. Raises nothing but CancelledError."""
+
+    def computed(self) -> None:
+        """The worker has computed the prompt, or continued after it."""
+
+    def release(self) -> None:
+        """The attempt is over. Safe twice."""
+
+
+def alone() -> None:
+    """A delivery without a companion."""
+
+
+class DeliveryOptions(Struct, frozen=True, kw_only=True):
+    limit: int = 0
+    """Migrations of one request."""
+    max_seq_len: int | None = None
+    """A request whose prompt and answer have more tokens does not migrate."""
+    pinned: int | None = None
+    """The instance that the request goes to, or it fails; as if the request itself named it."""
+    watch: StreamWatch | None = None
+    """Finds streams that stall."""
+    backoff: Callable[[], RequestBackoff] = RequestBackoff
+    """Of one wait for an instance."""
+    resumes_guided: Callable[[], bool] = lambda: False
+    """Whether the workers can continue a guided answer."""
+    beside: Callable[[], Companion | None] = alone
+    suspects: Suspects | None = None
+    """Ends a request that may have ended workers."""
+
+
 class Delivery:
-    """One request on its way. It is the sink of every attempt and passes their streams to `sink` as one.
-
-    The request may migrate `limit` times, while prompt and answer have no more than `max_seq_len` tokens. A `pinned`
-    request, or one that names its instance itself, goes there or fails. `backoff` is called for each wait. `watch`
-    finds streams that stall. `resumes_guided` says whether the workers can continue a guided answer. With `suspects` a
-    request that may have ended workers ends too.
-    """
-
-    _clock: StreamClock
-    """Of the current stream."""
+    """The driver of one request's `Progress`. It is the sink of every attempt and passes their streams on as one."""
 
     def __init__(
         self,
@@ -57,66 +82,44 @@ class Delivery:
         request: Any,
         context: Context,
         sink: Sink,
-        *,
-        pinned: int | None = None,
-        limit: int = 0,
-        max_seq_len: int | None = None,
-        watch: StreamWatch | None = None,
-        backoff: Callable[[], Backoff] = Backoff,
-        splitter: Splitter | None = None,
-        resumes_guided: Callable[[], bool] = lambda: False,
-        suspects: Suspects | None = None,
+        options: DeliveryOptions = DeliveryOptions(),  # noqa: B008 - frozen
     ) -> None:
+        pinned = pinned_instance(request) if options.pinned is None else options.pinned
+        self.progress = Progress(
+            request,
+            limit=options.limit,
+            max_seq_len=options.max_seq_len,
+            pinned=pinned is not None,
+            resumes_guided=options.resumes_guided(),
+        )
         self.history = DeliveryHistory()
         self.placement: Placement | None = None
         """The current one, or the last."""
-        self._place = place
-        self._instances = instances
-        self._guided = is_guided(request)
-        self._context = context
-        self._request_id = context.id()
         self.sink = sink
         """Until it is started, a stage may be put before it."""
-        self._split = splitter.begin() if splitter else None
-        """Where another worker may compute the prompt."""
-        self._pinned = pinned_instance(request) if pinned is None else pinned
-        self._migrations_left = limit if self._pinned is None else 0
-        self._may_wait = self._migrations_left > 0
-        self._max_seq_len = max_seq_len
-        self._resumes_guided = resumes_guided
-        if self._guided and self._may_wait and not resumes_guided():
-            request = repeatable(request)
-        self.request = request
-        self._suspicion = suspects.suspicion(request) if suspects else None
-        self._generated: list[int] = []
-        """Collected for a continuation while one is possible."""
-        self._continues = False
-        """The current worker was sent a continuation."""
-        self._excluded: set[int] = set()
-        """Instances that failed since the last pause, and those that are leaving."""
-        self._leaving: set[int] = set()
-        self._met_busy = False
-        """A worker refused the request because it is at its own limit."""
-        self._watch = watch or StreamWatch(StallLimits(first=0, between=0))
+        self._options = options
+        self._place = partial(place, request_id=context.id(), pinned=pinned)
+        self._instances = instances
+        self._context = context
+        self._beside = options.beside()
+        self._suspicion = options.suspects.suspicion(self.request) if options.suspects else None
+        self._watch = options.watch or StreamWatch(StallLimits(first=0, between=0))
+        self._clock = UNWATCHED
+        """Of the current stream; while another worker computes the prompt, there is none."""
         self._cancel: CancelStream = nothing_to_cancel
         self._cancelled_for: DynamoException | None = None
         """Why the current stream is being cancelled here, rather than by the client."""
-        self._new_backoff = backoff
-        self._backoff: Backoff | None = None
+        self._backoff: RequestBackoff | None = None
         """Of the wait under way, which ends with the first output."""
         self._starting: asyncio.Task[Any] | None = None
         """Waits in `start` for an instance."""
         self._aborted: DynamoException | None = None
         """What `start` raises instead of waiting on."""
         self._migrating: asyncio.Task[None] | None = None
-        self._closed = False
-        self._silent = True
-        """The current worker has produced nothing yet."""
-        self._watched = False
-        """The current stream has a clock; while another worker computes the prompt, there is none."""
-        self._prompt_pending = False
-        """The current worker is not known to have computed the prompt. A plain flag, as it is read for every token."""
-        self._finished = False
+
+    @property
+    def request(self) -> Any:
+        return self.progress.request
 
     @property
     def instance_id(self) -> int | None:
@@ -125,8 +128,21 @@ class Delivery:
     async def start(self) -> None:
         """Send the request; raises when there is no instance to send it to."""
         self._starting = task = asyncio.current_task()
+        lost: DynamoException | None = None
         try:
-            await self._until_sent()
+            if self._suspicion:
+                self._suspicion.check()
+            while True:
+                try:
+                    lost = await self._send(lost)
+                    if lost is None:
+                        return
+                except DynamoException as error:
+                    pause = self._pause() if self.progress.waits(error) else None
+                    if pause is None:
+                        raise
+                    # All failed, or there is none. Retry when one joins, and after a pause in any case.
+                    await self._instances.joined(within=pause)
         except asyncio.CancelledError:
             if self._aborted and task and task.uncancel() == 0:
                 raise self._aborted from None
@@ -134,70 +150,50 @@ class Delivery:
         finally:
             self._starting = None
 
-    async def _until_sent(self) -> None:
-        if self._suspicion:
-            self._suspicion.check()
-        while True:
-            self._continues = bool(self._generated) and (not self._guided or self._resumes_guided())
-            request = continuation(self.request, self._generated) if self._continues else self.request
-            try:
-                await self._try_instances(request)
-                return
-            except DynamoException as error:
-                pause = self._pause(error)
-                if pause is None:
-                    raise
-            # All instances failed, or there is none. Retry when one joins, and after a pause in any case.
-            self._excluded = set(self._leaving)
-            await self._instances.joined(within=pause)
-
-    async def _try_instances(self, request: Any) -> None:
-        """Send the request to the first instance that can be reached."""
-
-        async def begin(placement: Placement) -> None:
-            await placement.connect()
-            self.history.placed()
-            self.placement = placement
-            self._silent = self._prompt_pending = True
-            sent = await self._split.prefilled(request, placement, self._context) if self._split else request
-            prompt_tokens = len(request.token_ids) if isinstance(request, PreprocessedRequest) else 0
-            self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_tokens)
-            self._watched = True
-            self._instances.request_sent(placement.instance_id)
-            if self._suspicion:
-                self._suspicion.sent(placement.instance_id)
-            repeats = self._generated and not self._continues
-            try:
-                sink = Repetition(self._generated, self) if repeats else self
-                self._cancel = placement.send(sent, self._context, sink)
-            except BaseException:
-                self._watch.remove(self._clock)
-                raise
-
-        await reach(
-            self._place,
-            self._instances,
-            request,
-            begin,
-            request_id=self._request_id,
-            pinned=self._pinned,
-            excluded=self._excluded,
+    async def _send(self, lost: DynamoException | None) -> DynamoException | None:
+        """Send the request to the first instance that can be reached; an error if its connection was lost meanwhile."""
+        progress, instances = self.progress, self._instances
+        request = progress.request
+        if progress.generated:
+            request = progress.next_request(resumes_guided=self._options.resumes_guided())
+        placement = await instances.reach(
+            partial(self._place, request), progress.excluded, pinned=progress.pinned, last=lost
         )
+        self.placement = placement
+        self.history.placed_at = self.history.placed_at or perf_counter()
+        progress.sent()
+        sent = await self._beside.prepared(request, placement, self._context) if self._beside else request
+        tokens = isinstance(request, PreprocessedRequest)
+        prompt_tokens = len(request.token_ids) if tokens else 0
+        self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_tokens)
+        instances.request_sent(placement.instance_id)
+        if self._suspicion:
+            self._suspicion.sent(placement.instance_id)
+        repeats = progress.generated if not progress.continues else None
+        sink = Repetition(repeats, self) if repeats else self
+        item_type = EngineOutput if tokens else Any
+        try:
+            self._cancel = placement.channel.send(
+                placement.routed(sent), self._context, sink, item_type=item_type, columnar=tokens
+            )
+        except BaseException as error:
+            self._release()
+            if not isinstance(error, DynamoException) or progress.pinned:
+                raise
+            instances.mark_unreachable(placement.instance_id, error)
+            progress.unsent(placement.instance_id)
+            return error
+        return None
 
-    def _pause(self, error: DynamoException) -> float | None:
-        """How long to wait for an instance after this error; None to give up."""
-        waitable = error.migratable or isinstance(error, Unavailable | ResourceExhausted)
-        # A new request is refused when all workers are busy; one that has begun is worth waiting for.
-        refused = not self.history.migrations and (self._met_busy or isinstance(error, ResourceExhausted))
-        if not self._may_wait or not waitable or refused:
-            return None
+    def _pause(self) -> float | None:
+        """How long to wait for an instance; None to give up."""
         if self._backoff is None:
-            self._backoff = self._new_backoff()
+            self._backoff = self._options.backoff()
         return self._backoff.pause()
 
     async def close(self) -> None:
         """Cancel a migration under way and release the booking. The sink receives nothing more."""
-        self._closed = True
+        self.progress.over()
         if self._migrating:
             self._migrating.cancel()
             await asyncio.gather(self._migrating, return_exceptions=True)
@@ -214,14 +210,14 @@ class Delivery:
     def unheard(self, error: ConnectionTimeout) -> None:
         assert self.placement
         self._instances.inhibit(self.placement.instance_id)
-        if self._migrations_left and not self._too_long():
+        if self.progress.may_move:
             self._cancel_for(error)
 
     def abort(self, error: DynamoException) -> None:
         """End it with this error, wherever it is."""
-        self._migrations_left = 0
+        self.progress.stay()
         if self._migrating and not self._migrating.done():
-            self._closed = True
+            self.progress.over()
             self._migrating.cancel()
             self._give_up(error, "cancelled")
         elif self._starting:
@@ -237,43 +233,31 @@ class Delivery:
         self._cancelled_for = None
 
     def tokens(self, ids: list[int]) -> None:
-        self._clock.moved = True
-        if self._prompt_pending:
-            self._prompt_computed()
-        if self._migrations_left:
-            self._generated += ids
+        if not self._clock.moved:
+            self._moved()
+        generated = self.progress.generated
+        if generated is not None:
+            generated += ids
         self.sink.tokens(ids)
 
     def item(self, value: Any) -> None:
-        self._clock.moved = True
-        if self._silent:
-            self._first_output()
-        if not isinstance(value, EngineOutput):
-            if self._prompt_pending:
-                self._prompt_computed()
-            self.sink.item(value)
-            return
-        if self._prompt_pending and (value.token_ids or value.text):
-            self._prompt_computed()
-        if value.text and not value.token_ids:
-            # Text without token ids cannot be continued by another worker.
-            self._migrations_left = 0
-        if self._migrations_left:
-            self._generated += value.token_ids
-        if value.finish_reason is not None:
-            self._finished = True
-        if value.completion_usage:
-            if self._continues:
+        if not isinstance(value, EngineOutput) or value.token_ids or value.text:
+            if not self._clock.moved:
+                self._moved()
+        else:
+            self._stirred()
+        self.progress.output(value)
+        if isinstance(value, EngineOutput) and value.completion_usage:
+            if self.progress.continues:
                 correct_usage(value.completion_usage, len(self.request.token_ids))
-            elif self._split:
-                self._split.correct_usage(value.completion_usage)
+            elif self._beside and self._beside.cached_before is not None:
+                limit_cached(value.completion_usage, self._beside.cached_before)
         self.sink.item(value)
 
     def repeated(self) -> None:
         """See `RepeatingSink`, as for `differs`."""
-        self._clock.moved = True
-        if self._prompt_pending:
-            self._prompt_computed()
+        if not self._clock.moved:
+            self._moved()
 
     def differs(self) -> None:
         self._cancel(True)
@@ -286,45 +270,39 @@ class Delivery:
         self._instances.request_answered(self.placement.instance_id)
         self.history.end_migration("success")
         self._release()
+        self.progress.over()
         self.sink.end()
 
     def fail(self, error: DynamoException) -> None:
         assert self.placement
         instance_id = self.placement.instance_id
         error = self._cancelled_for or error
-        may_be_the_cause = self._prompt_pending and is_loss(error)
+        may_be_the_cause = self.progress.prompt_pending and is_loss(error)
         self._release(lost=may_be_the_cause)
         if error.is_engine_fault:
             self._instances.request_failed(instance_id)
-        if not error.migratable or self._context.is_stopped():
-            self._give_up(error, "cancelled" if self._context.is_stopped() else "failure")
+        if self._context.is_stopped():
+            self._give_up(error, "cancelled")
             return
-        if not isinstance(error, WorkerBusy):
+        if error.migratable and not isinstance(error, WorkerBusy):
             self._instances.inhibit(instance_id)
-        if self._finished or (self._migrations_left and is_complete(self.request, self._generated)):
-            # The worker died between its last token and the end of the stream.
-            self.sink.end()
-            return
         if may_be_the_cause and self._suspicion and (verdict := self._suspicion.worker_lost(instance_id)):
             self._give_up(verdict, "failure")
             return
-        self._excluded.add(instance_id)
-        if isinstance(error, EngineShutdown):
-            self._leaving.add(instance_id)
-        # A worker that refused the request has done nothing: trying the next one is not a migration.
-        self._met_busy |= isinstance(error, WorkerBusy)
-        refused = isinstance(error, EngineShutdown | WorkerBusy) and self._silent and self._pinned is None
-        if not refused:
-            if self._migrations_left == 0 or self._too_long():
-                self.history.too_long = self._migrations_left > 0
+        match self.progress.broken(error, instance_id):
+            case Next.End:
+                self.sink.end()
+                return
+            case Next.Fail | Next.TooLong as follows:
+                self.history.too_long = follows is Next.TooLong
                 self._give_up(error, "failure")
                 return
-            self._migrations_left -= 1
-            self.history.begin_migration(instance_id)
-            log.warning(
-                "request %s: instance %x failed after %d tokens (%s), moving it to another",
-                self._request_id, instance_id, len(self._generated), error,
-            )  # fmt: skip
+            case Next.Move:
+                self.history.begin_migration(instance_id)
+                log.warning(
+                    "request %s: instance %x failed after %d tokens (%s), moving it to another",
+                    self._context.id(), instance_id, len(self.progress.generated or ()), error,
+                )  # fmt: skip
         self._migrating = asyncio.create_task(self._migrate(error))
 
     async def _migrate(self, error: DynamoException) -> None:
@@ -334,86 +312,49 @@ class Delivery:
         try:
             await self.start()
         except asyncio.CancelledError:
-            if not self._closed:
+            if self.progress.state is not DeliveryState.Over:
                 self._give_up(Cancelled("request was cancelled"), "cancelled")
             raise
         except DynamoException as next_error:
-            log.warning("request %s: no instance left to move it to: %s", self._request_id, next_error)
+            log.warning("request %s: no instance left to move it to: %s", self._context.id(), next_error)
             began = self.history.first_output_time is not None
             self._give_up(error if began or isinstance(error, WorkerBusy) else next_error, "failure")
         except Exception:
-            log.exception("request %s cannot be moved", self._request_id)
+            log.exception("request %s cannot be moved", self._context.id())
             self._give_up(error, "failure")
         finally:
             unsubscribe()
 
-    def _too_long(self) -> bool:
-        if self._max_seq_len is None or not isinstance(self.request, PreprocessedRequest):
-            return False
-        return len(self.request.token_ids) + len(self._generated) > self._max_seq_len
+    def _moved(self) -> None:
+        """Tokens have come: the worker's first ones, or the first since the last sweep."""
+        self._clock.moved = True
+        if self.progress.generating():
+            assert self.placement
+            self._backoff = None
+            if self._suspicion:
+                self._suspicion.answered()
+            self.history.first_token()
+            self.placement.first_token()
+            if self._beside:
+                self._beside.computed()
 
-    def _first_output(self) -> None:
-        self._silent = False
-        self._backoff = None
-        if not isinstance(self.request, PreprocessedRequest):
-            # The next output is text, which is of no use to another worker.
-            self._migrations_left = 0
-        self.history.first_output()
-
-    def _prompt_computed(self) -> None:
-        assert self.placement
-        self._prompt_pending = False
-        self._first_output()
-        self.history.end_migration("success")
-        if self._suspicion:
-            self._suspicion.answered()
-        self.placement.first_token()
-        if self._split:
-            self._split.computed()
+    def _stirred(self) -> None:
+        """Something came that is no token."""
+        self._watch.touch(self._clock)
+        if self.progress.answering():
+            self._backoff = None
+            self.history.first_output()
 
     def _give_up(self, error: DynamoException, outcome: str) -> None:
+        self.progress.over()
         self.history.end_migration(outcome)
         self.sink.fail(error)
 
     def _release(self, *, lost: bool = False) -> None:
-        self._prompt_pending = False
         if self._suspicion and not lost:
             self._suspicion.settled()
-        if self._split:
-            self._split.end()
-        if self._watched:
-            self._watched = False
-            self._watch.remove(self._clock)
+        if self._beside:
+            self._beside.release()
+        self._watch.remove(self._clock)
         if self.placement:
             self.placement.release()
-
-
-async def reach(
-    place: PlaceRequest,
-    instances: InstanceSet,
-    request: Any,
-    begin: Callable[[Placement], Awaitable[None]],
-    *,
-    request_id: str = "",
-    pinned: int | None = None,
-    excluded: set[int] | None = None,
-) -> Placement:
-    """Place a request where `begin` succeeds. Each instance where it fails is added to `excluded`."""
-    excluded = set() if excluded is None else excluded
-    last: DynamoException | None = None
-    while True:
-        try:
-            placement = await place(request, request_id=request_id, pinned=pinned, avoid=excluded)
-        except Unavailable:
-            if last is None:
-                raise
-            raise instances.none_reachable(last) from last
-        try:
-            await begin(placement)
-            return placement
-        except DynamoException as error:
-            if pinned is not None:
-                raise
-            instances.mark_unreachable(placement.instance_id, error)
-            excluded.add(placement.instance_id)
-            last = error

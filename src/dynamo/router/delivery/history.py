@@ -47,12 +47,14 @@ class DeliveryHistory:
     def is_migrating(self) -> bool:
         return self._current is not None
 
-    def placed(self) -> None:
-        self.placed_at = self.placed_at or perf_counter()
-
     def first_output(self) -> None:
         if self.first_output_time is None:
             self.first_output_time = perf_counter()
+
+    def first_token(self) -> None:
+        """Also when a migration has succeeded."""
+        self.first_output()
+        self.end_migration("success")
 
     def begin_migration(self, source: int = 0) -> None:
         """Record that a migration from this instance begins; the one under way, if any, has failed."""

@@ -12,15 +12,15 @@ from weakref import WeakSet
 import msgspec
 from msgspec import structs
 
+from dynamo.handoff.router.handoffs import Handoffs
 from dynamo.handoff.router.prefills import Prefills
-from dynamo.handoff.router.split import Splitter
 from dynamo.kv.index.overlaps import Overlap
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.config import RoutingConfig
-from dynamo.router.delivery.delivery import Delivery, reach
+from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
 from dynamo.router.families import LabelledRouter, router_families
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Placement
@@ -56,7 +56,7 @@ class StandaloneRouter:
         self._core_started = asyncio.Event()
         self._warned = False
         self._model = ""
-        self.splitter: Splitter | None = None
+        self.handoffs: Handoffs | None = None
         """Of the model whose decode worker was seen first: an endpoint serves one model."""
         self._prefills = Prefills(runtime, config)
         self._roles = Membership(runtime.discovery, self._prefills.changed, path=endpoint.namespace, cards=True)
@@ -97,16 +97,18 @@ class StandaloneRouter:
         self, request: PreprocessedRequest, context: Context, sink: Sink, override: CostConfig | None = None
     ) -> None:
         """Deliver a request and push its stream into `sink`. Raises when there is no instance to send it to."""
-        split_by_caller = request.prefill_result is not None or request.bootstrap_info is not None
+        handed_over = request.prefill_result is not None or request.bootstrap_info is not None
         delivery = Delivery(
             partial(self.core.place, cost=override),
             self.core.instances,
             request,
             context,
             sink,
-            watch=self.core.watch,
-            backoff=self.core.backoff,
-            splitter=None if split_by_caller else self.splitter,
+            DeliveryOptions(
+                watch=self.core.watch,
+                backoff=self.core.backoff,
+                beside=self.handoffs.begin if self.handoffs and not handed_over else alone,
+            ),
         )
         self._deliveries.add(delivery)
         try:
@@ -119,8 +121,8 @@ class StandaloneRouter:
         self, request: PreprocessedRequest, request_id: str, override: CostConfig | None = None, *, learn: bool
     ) -> Placement:
         """Place a request that the caller will send itself. Nothing is sent for it, not even prefix copies."""
-        place = partial(self.core.place, cost=override, copies=False, learn=learn)
-        return await reach(place, self.core.instances, request, Placement.connect, request_id=request_id)
+        place = partial(self.core.place, request, request_id=request_id, cost=override, copies=False, learn=learn)
+        return await self.core.instances.reach(place, set())
 
     def override(self, given: Mapping[str, Any] | None) -> CostConfig | None:
         """The cost settings of a request's `router_config_override`; an InvalidArgument names what is wrong."""
@@ -150,15 +152,15 @@ class StandaloneRouter:
         """The router's metrics; `model` is that of the worker seen first."""
         if self._core is None:
             return []
-        kind = WorkerType.Decode if self.splitter else WorkerType.Aggregated
+        kind = WorkerType.Decode if self.handoffs else WorkerType.Aggregated
         return router_families(
             [LabelledRouter(self._core, self._model, self._runtime.instance_id, kind, self.block_size)]
         )
 
     def _card_changed(self, instance_id: int, card: ModelCard) -> None:
         self._model = self._model or card.name
-        if card.worker_type is WorkerType.Decode and self.splitter is None:
-            self.splitter = Splitter(self._prefills.pool(card.name), self._config.split)
+        if card.worker_type is WorkerType.Decode and self.handoffs is None:
+            self.handoffs = Handoffs(self._prefills.pool(card.name), self._config.handoff)
         if self._block_size is None:
             self._block_size = card.kv_cache_block_size
             self._start_core(self._block_size)

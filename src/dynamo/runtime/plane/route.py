@@ -60,22 +60,19 @@ class Route:
                 row["seconds"] = round(now - began, 3)
             yield row
 
-    def start_raw(self, payload: msgspec.Raw, tokens: bytes, context: Context, outlet: Outlet) -> None:
-        """Start a request that arrived as bytes, with its prompt packed separately."""
-        try:
-            request = self._decoder.decode(payload)
-            if tokens:
-                give_tokens(request, tokens)
-        except (ValueError, RecursionError) as error:
-            if self.counts is not None:
-                self.counts.arrived(len(payload) + len(tokens))
-                self.counts.error("deserialization")
-            outlet.fail(InvalidArgument(f"request does not fit {self.path}: {error}"))
-            return
-        self.start(request, context, outlet, len(payload) + len(tokens))
-
-    def start(self, request: Any, context: Context, outlet: Outlet, size: int = 0) -> None:
-        """`size` is the length of the request in bytes, if it arrived as bytes."""
+    def start(self, request: Any, context: Context, outlet: Outlet, tokens: bytes | None = None) -> None:
+        """With `tokens`, the prompt packed separately, the request has arrived as bytes."""
+        size = 0
+        if tokens is not None:
+            size = len(request) + len(tokens)
+            try:
+                request = self._decoded(request, tokens)
+            except (ValueError, RecursionError) as error:
+                if self.counts is not None:
+                    self.counts.arrived(size)
+                    self.counts.error("deserialization")
+                outlet.fail(InvalidArgument(f"request does not fit {self.path}: {error}"))
+                return
         if self.counts is None:
             self._active[context] = outlet, 0.0
         else:
@@ -89,6 +86,12 @@ class Route:
             self._handle(request, context, outlet)
         else:
             self._admission.admit(context, outlet, lambda: self._handle(request, context, outlet))
+
+    def _decoded(self, payload: msgspec.Raw, tokens: bytes) -> Any:
+        request = self._decoder.decode(payload)
+        if tokens:
+            give_tokens(request, tokens)
+        return request
 
     def _handle(self, request: Any, context: Context, outlet: Outlet) -> None:
         try:

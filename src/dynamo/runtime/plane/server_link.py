@@ -126,7 +126,7 @@ class ServerLink(Link):
             self._delta_bytes = route.counts.response_bytes
         self._calls[request.stream] = context
         outlet = LinkOutlet(self, request.stream, route, context, columnar=request.columnar)
-        route.start_raw(request.payload, request.tokens, context, outlet)
+        route.start(request.payload, context, outlet, request.tokens)
 
     def _cancel(self, cancel: frames.Cancel) -> None:
         context = self._calls.get(cancel.stream)

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from dynamo.protocols.errors import DynamoException, InvalidArgument
+from dynamo.protocols.errors import InvalidArgument
 from dynamo.runtime.context import Context
 from dynamo.runtime.status.config import StatusConfig
 from dynamo.runtime.status.counts import EndpointCounts
-from dynamo.runtime.stream import Handler
+from dynamo.runtime.stream import FirstAnswer, Handler
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +62,12 @@ class Canary:
         return self._counts.good, self._counts.response_bytes.value
 
     async def _answers(self) -> bool:
-        context, outlet = Context(), FirstAnswer()
+        context, answer = Context(), FirstAnswer()
         try:
             async with asyncio.timeout(self._config.patience):
-                self._handler(self._request(), context, outlet)
-                return await outlet.first
+                self._handler(self._request(), context, answer)
+                await answer.value
+                return True
         except TimeoutError:
             return False
         except Exception as error:
@@ -83,38 +84,3 @@ class Canary:
             return msgspec.convert(self._payload, self._request_type)
         except msgspec.ValidationError as error:
             raise InvalidArgument(f"health_check_payload is not a valid request of this endpoint: {error}") from None
-
-
-class FirstAnswer:
-    """Resolves `first` to whether the first item of the response is a good answer."""
-
-    columnar = True
-
-    def __init__(self) -> None:
-        self.first: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-    def tokens(self, ids: list[int]) -> None:
-        self._settle(good=True)
-
-    def item(self, value: Any) -> None:
-        self._settle(good=not _is_error(value))
-
-    def end(self) -> None:
-        self._settle(good=False)
-
-    def fail(self, error: DynamoException) -> None:
-        self._settle(good=False)
-
-    def _settle(self, *, good: bool) -> None:
-        if not self.first.done():
-            self.first.set_result(good)
-
-    async def writable(self) -> None: ...
-
-
-def _is_error(value: Any) -> bool:
-    """A well-formed response item may report a failure."""
-    fields = (
-        value if isinstance(value, dict) else {name: getattr(value, name, None) for name in ("event", "finish_reason")}
-    )
-    return fields.get("event") == "error" or str(fields.get("finish_reason") or "").startswith("error")

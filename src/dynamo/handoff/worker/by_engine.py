@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
-from dynamo.engines.base import Engine, EngineTransfer, Running
+from dynamo.engines.base import Engine, EngineHandoff, Running
 from dynamo.handoff.worker.metrics import OPEN_RECORDS, PREFIX
 from dynamo.handoff.worker.prefill import LEASE_SECONDS
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
@@ -25,14 +25,14 @@ from dynamo.runtime.tracing.endpoint_spans import SpannedOutlet
 log = logging.getLogger(__name__)
 
 
-class TransferEngine(Engine, EngineTransfer, Protocol):
+class EngineHandoffEngine(Engine, EngineHandoff, Protocol):
     """An engine with both halves of the contract."""
 
 
-class LeasedPrefills:
+class EnginePrefillWorker:
     """The handler of a prefill worker, and the gauge of its open offers."""
 
-    def __init__(self, engine: TransferEngine, *, lease: float = LEASE_SECONDS) -> None:
+    def __init__(self, engine: EngineHandoffEngine, *, lease: float = LEASE_SECONDS) -> None:
         self.open = 0
         self._engine = engine
         self._lease = lease
@@ -65,7 +65,7 @@ class LeaseSink:
 
     __slots__ = ("_lease", "_offered", "_outlet", "_timer", "_worker")
 
-    def __init__(self, worker: LeasedPrefills, outlet: Outlet, lease: float) -> None:
+    def __init__(self, worker: EnginePrefillWorker, outlet: Outlet, lease: float) -> None:
         self._worker = worker
         self._outlet = outlet
         self._lease = lease
@@ -99,7 +99,7 @@ class LeaseSink:
             self._outlet.end()
 
 
-def continuing_handler(engine: TransferEngine, *, lease: float = LEASE_SECONDS) -> Handler:
+def engine_decode_worker(engine: EngineHandoffEngine, *, lease: float = LEASE_SECONDS) -> Handler:
     """Of a decode worker: what it cannot continue from, it computes."""
 
     def handle(request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
@@ -131,8 +131,8 @@ class Fetch:
     _running: Running
 
     def __init__(
-        self, engine: TransferEngine, request: PreprocessedRequest, continued: PreprocessedRequest, context: Context,
-        outlet: Outlet, lease: float,
+        self, engine: EngineHandoffEngine, request: PreprocessedRequest, continued: PreprocessedRequest,
+        context: Context, outlet: Outlet, lease: float,
     ) -> None:  # fmt: skip
         self._outlet = outlet
         self._given_up = False
