@@ -45,9 +45,7 @@ BUILT_IN = (
         name="echo_core", factory="dynamo.engines.echo:echo_core", weights=False, bundled=True, repeats_prompt=True
     ),
     EngineEntry(name="echo_full", factory="dynamo.engines.echo:echo_full", aliases=("echo",), takes="text"),
-    EngineEntry(
-        name="mocker", factory="dynamo.engines.mocker.from_spec:mocker_from_spec", weights=False, bundled=True
-    ),
+    EngineEntry(name="mocker", factory="dynamo.engines.mocker:MockerEngine.from_spec", weights=False, bundled=True),
     EngineEntry(
         name="llamacpp",
         factory="dynamo.engines.llamacpp.engine:LlamaCppEngine",

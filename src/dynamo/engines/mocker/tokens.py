@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from zlib import adler32
 
+from dynamo.model import LoadedModel
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 
@@ -51,6 +52,21 @@ class MockVocabulary:
 
     def holds_any(self, ids: Collection[int]) -> bool:
         return not self._set.isdisjoint(ids)
+
+
+def words_of(loaded: LoadedModel) -> MockVocabulary:
+    """Ids that are neither an end nor special, so that answers run to their length, and that are text by themselves.
+
+    A part of a character is shown when the rest has come: what a client sees of the first token would be the second.
+    """
+    tokenizer = loaded.tokenizer
+    ends = frozenset(tokenizer.special_ids) | set(loaded.eos_token_ids)
+
+    def whole(word: int) -> bool:
+        text = tokenizer.decode([word])
+        return bool(text) and "\ufffd" not in text
+
+    return MockVocabulary(0, tokenizer.vocab_size, ends, fit=whole)
 
 
 def mixed_context(context_sum: int, position: int) -> int:

@@ -16,12 +16,11 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
 from time import monotonic, time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
 from dynamo.handoff.router.costs import HandoffCosts
-from dynamo.handoff.router.pool import PrefillPool
 from dynamo.handoff.router.recent import Handoff, HandoffStage, RecentHandoffs
 from dynamo.handoff.router.rule import SplitVerdict, SplitView, decide
 from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PrefillResult, PreprocessedRequest, Routing, Usage
@@ -36,6 +35,9 @@ from dynamo.router.placement import Placement
 from dynamo.runtime import Context
 from dynamo.runtime.metrics.instruments import Histogram, log_buckets
 from dynamo.settings.handoff import SplitConfig
+
+if TYPE_CHECKING:
+    from dynamo.handoff.router.pool import PrefillPool  # which imports the router, which imports this
 
 log = logging.getLogger(__name__)
 
