@@ -139,7 +139,7 @@ class Option(Struct, frozen=True):
 def options(table: type[Struct]) -> tuple[Option, ...]:
     """The settings among the fields of `table`, in their order.
 
-    In a table with `EVERY = "stove"` each has a flag and a variable, named after its field and, the variable, after that.
+    In a table with an `EVERY` each has a flag, named after its field, and a variable, named after both.
     """
     every = getattr(table, "EVERY", None)
     hints = get_type_hints(table, include_extras=True)

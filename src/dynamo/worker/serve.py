@@ -25,9 +25,10 @@ from dynamo.handoff.worker.decode import DecodeWorker
 from dynamo.handoff.worker.prefill import PrefillWorker
 from dynamo.handoff.worker.transfer import LeasedPrefills, continuing_handler
 from dynamo.kv.messages import KvChange
+from dynamo.kv.publish.engine_listener import listen
+from dynamo.kv.publish.engine_rank import EngineRank
 from dynamo.kv.publish.feed import component_of, kv_feed
 from dynamo.kv.publish.load_metrics import WorkerMetricsPublisher
-from dynamo.kv.publish.publisher import KvEventPublisher
 from dynamo.protocols.card import ModelCard, ModelInput, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
@@ -154,16 +155,11 @@ async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
 async def relay_kv_events(endpoint: Endpoint, engine: KvSocketSource) -> None:
     """Relay to the routers the events that the engine publishes on its own ZMQ sockets."""
     await endpoint.runtime.start()
+    component, feed = component_of(endpoint), kv_feed(endpoint)
     for socket in engine.kv_sockets():
-        KvEventPublisher(
-            endpoint,
-            kv_block_size=socket.block_size,
-            dp_rank=socket.dp_rank,
-            zmq_endpoint=socket.address,
-            zmq_topic=socket.topic,
-            zmq_replay_endpoint=socket.replay_address,
-        )
-    await kv_feed(endpoint).ready()
+        rank = EngineRank(feed.rank(socket.dp_rank), socket.block_size)
+        listen(component, rank, socket.address, socket.topic, socket.replay_address)
+    await feed.ready()
 
 
 async def publish_load(endpoint: Endpoint, engine: LoadSource, gauges: CacheGauges) -> None:

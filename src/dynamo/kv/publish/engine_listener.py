@@ -17,8 +17,10 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
+from dynamo.kv.publish.dropped import dropped_events
 from dynamo.kv.publish.engine_events import EngineBatch, MalformedEvents, decode_batch, decode_sequence
 from dynamo.kv.publish.engine_rank import EngineRank
+from dynamo.runtime import Component
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,16 @@ def engine_address(name: str, address: str) -> str:
     if not _ADDRESS.fullmatch(address):
         raise ValueError(f"{name} must be a ZMQ address such as tcp://127.0.0.1:5557, not {address!r}")
     return address
+
+
+def listen(
+    component: Component, rank: EngineRank, address: str, topic: str = "", replay_address: str | None = None
+) -> asyncio.Task[None]:
+    """Publish what an engine publishes at `address`, until the task is cancelled or the runtime ends."""
+    address = engine_address("zmq_endpoint", address)
+    replay = engine_address("zmq_replay_endpoint", replay_address) if replay_address else None
+    listener = EngineListener(rank, address, topic, replay, dropped_events(component).count)
+    return component.runtime.own(listener.run(), f"listening to KV events at {address}")
 
 
 class EngineListener:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dynamo.kv.messages import Tier
-from dynamo.kv.publish.dropped import dropped_events
 from dynamo.kv.publish.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
-from dynamo.kv.publish.engine_listener import EngineListener, engine_address
+from dynamo.kv.publish.engine_listener import engine_address, listen
 from dynamo.kv.publish.engine_rank import EngineRank
 from dynamo.kv.publish.feed import component_of, kv_feed
 from dynamo.runtime import Component, Endpoint
@@ -69,9 +68,7 @@ class KvEventPublisher:
         self._closed = False
         self._listening: asyncio.Task[None] | None = None
         if address:
-            dropped = dropped_events(component_of(endpoint)).count
-            listener = EngineListener(self._rank, address, zmq_topic or "", replay, dropped)
-            self._listening = runtime.own(listener.run(), f"listening to KV events at {address}")
+            self._listening = listen(component_of(endpoint), self._rank, address, zmq_topic or "", replay)
 
     def publish_stored(
         self,
