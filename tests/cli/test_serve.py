@@ -13,7 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from dynamo.cli.serve import command as serve
+from dynamo.cli import serve
 from dynamo.supervisor import read_deployment
 from support.running import SOURCE, environment, run
 from support.services import free_port

@@ -12,7 +12,7 @@ from dynamo.handoff.pairing import TRANSFER, Peer, mismatch, partners
 from dynamo.handoff.router.costs import STALE_SECONDS, HandoffCosts, LineFit
 from dynamo.handoff.router.rule import SplitView, decide
 from dynamo.protocols.card import CardFile, ModelCard, ModelRuntimeConfig, WorkerType
-from dynamo.settings.handoff import SplitConfig
+from dynamo.settings.router import SplitConfig
 
 
 def measured(now: float = 0.0) -> HandoffCosts:

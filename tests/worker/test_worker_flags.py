@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from dynamo.engines.base import EngineError
-from dynamo.engines.registry import EngineSpec, make_engine
-from dynamo.engines.versions import check_names
+from dynamo.engines.registry import EngineSpec, check_names, make_engine
 from dynamo.protocols.card import ModelType, WorkerType
 from dynamo.settings import given
 from dynamo.settings.worker import WorkerSettings

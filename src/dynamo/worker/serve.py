@@ -1,11 +1,14 @@
-"""Serves an engine at an endpoint, with all it declares: KV events, load, cache clearing, metrics, controls."""
+"""Serves an engine at an endpoint, with its model's card and all it declares: KV events, load, metrics, controls."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dynamo.engines.base import (
     CacheOwner,
@@ -29,16 +32,17 @@ from dynamo.kv.publish.engine_listener import listen
 from dynamo.kv.publish.engine_rank import EngineRank
 from dynamo.kv.publish.feed import component_of, kv_feed
 from dynamo.kv.publish.load_metrics import WorkerMetricsPublisher
+from dynamo.model.registration import put_card, remove_card
 from dynamo.protocols.card import ModelCard, ModelInput, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
 from dynamo.runtime import Context, Endpoint
+from dynamo.runtime.discovery import Put
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.status import endpoint_labels
 from dynamo.runtime.stream import Handler, Outlet
-from dynamo.worker.cache_gauges import CacheGauges
 from dynamo.worker.health import health_check_payload
 
 
@@ -202,3 +206,62 @@ async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:
     await endpoint.runtime.start()
     endpoint.runtime.own(serve(), f"the endpoint {CLEAR_ENDPOINT}")
     await settled.wait()
+
+
+class CacheGauges:
+    """Of the last report of each rank."""
+
+    def __init__(self) -> None:
+        self._loads: dict[int, RankLoad] = {}
+
+    def reported(self, load: RankLoad) -> None:
+        self._loads[load.dp_rank] = load
+
+    def collect(self) -> Iterator[Metric]:
+        total = GaugeMetricFamily("dynamo_component_total_blocks", "KV blocks of a rank", labels=["dp_rank"])
+        used = GaugeMetricFamily(
+            "dynamo_component_gpu_cache_usage_percent", "Share of them in use, 0 to 1", labels=["dp_rank"]
+        )
+        for rank, load in sorted(self._loads.items()):
+            if load.kv_total_blocks:
+                total.add_metric([str(rank)], load.kv_total_blocks)
+                blocks = max(load.kv_used_blocks or 0, load.active_decode_blocks or 0)
+                used.add_metric([str(rank)], blocks / load.kv_total_blocks)
+        yield from (total, used)
+
+
+@asynccontextmanager
+async def listed(
+    endpoint: Endpoint, engine: Engine, card: ModelCard, limit: RequestLimit | None = None
+) -> AsyncIterator[ModelCard]:
+    """Register and serve an engine that answers, with its complete card as listed; at the end, leave and drain."""
+    runtime = endpoint.runtime
+    card = await put_card(endpoint, card)
+    serving = asyncio.create_task(serve_requests(endpoint, engine, card.name, card, limit))
+    try:
+        await _until_listed(endpoint, serving)
+        yield card
+    finally:
+        if not runtime.is_shutting_down:
+            serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        if not runtime.is_shutting_down:  # otherwise the runtime takes all its records with it
+            await remove_card(endpoint)
+
+
+async def _until_listed(endpoint: Endpoint, serving: asyncio.Task[None]) -> None:
+    """Wait until discovery lists the instance; if serving fails first, raise its error."""
+
+    async def watch() -> None:
+        async with contextlib.aclosing(endpoint.runtime.discovery.watch(endpoint.instance_key)) as changes:
+            async for change in changes:
+                if isinstance(change, Put):
+                    return
+
+    seen = asyncio.create_task(watch())
+    await asyncio.wait({seen, serving}, return_when=asyncio.FIRST_COMPLETED)
+    seen.cancel()
+    await asyncio.gather(seen, return_exceptions=True)
+    if serving.done():
+        await serving

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynamo.engines.registry import EngineSpec
-from dynamo.engines.vllm.from_spec import vllm_from_spec
+from dynamo.engines.vllm.environment import vllm_from_spec
 from dynamo.model import LocalModel, bundled
 from dynamo.protocols.forward_pass import QueuedRequestMetrics
 from dynamo.settings.worker import StepTraceSettings

@@ -12,7 +12,8 @@ from dynamo.cli.run.grammar import Command, UsageError
 from dynamo.engines.registry import EngineSpec
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import DistributedRuntime
-from dynamo.runtime.names import EndpointId
+from dynamo.runtime.names import DEFAULT_NAMESPACE, EndpointId
+from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.worker import StepTraceSettings
 from dynamo.worker import life, model
 from dynamo.worker.config import engine_spec
@@ -54,3 +55,31 @@ def spec_of(command: Command, environ: Mapping[str, str]) -> EngineSpec:
         file=command.output.file,
         environ=environ,
     )
+
+
+async def run_worker(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
+    """in=dyn://NAMESPACE.COMPONENT.ENDPOINT: a worker that frontends find by discovery."""
+    endpoint_id = worker_endpoint(command, environ)
+    async with engine_served(runtime, command, environ, endpoint_id, kv_events=True) as card:
+        print(f"worker for '{card.name}' at {endpoint_id}", file=sys.stderr, flush=True)
+        await runtime.wait_for_shutdown()
+    return 0
+
+
+def worker_endpoint(command: Command, environ: Mapping[str, str]) -> EndpointId:
+    """Where the worker serves: a namespace that `in=` leaves out is that of --namespace, else of DYN_NAMESPACE."""
+    settings = command.read(FrontendSettings, environ)
+    endpoint_id = EndpointId.parse(command.input.target, settings.namespace or DEFAULT_NAMESPACE)
+    asked = command.flags.get("namespace")
+    if asked is not None and endpoint_id.namespace != asked:
+        raise UsageError(f"the namespace is given twice: in={endpoint_id} and --namespace {asked}")
+    return endpoint_id
+
+
+async def run_follower(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
+    """in=none: a follower node of an engine that spans several nodes; requests go to the leader."""
+    async with life.engine_started(runtime, spec_of(command, environ)):
+        follows = f"node {command.node_rank} of {command.num_nodes} follows {command.leader_addr}"
+        print(follows, file=sys.stderr, flush=True)
+        await runtime.wait_for_shutdown()
+    return 0

@@ -23,8 +23,8 @@ from dynamo.engines.base import (
     RankLoad,
     StepListener,
 )
-from dynamo.engines.refusals import refuse_options
 from dynamo.engines.registry import EngineSpec
+from dynamo.engines.request_options import refuse_options
 from dynamo.kv.hashing import salt_seed
 from dynamo.model import HubConfig, LocalModel, build_card, open_card
 from dynamo.protocols.card import ModelCard, ModelInput, ModelType

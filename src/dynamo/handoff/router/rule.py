@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from dynamo.handoff.router.costs import HandoffCosts
-from dynamo.settings.handoff import SplitConfig
+from dynamo.settings.router import SplitConfig
 
 
 class SplitView(Struct, frozen=True, kw_only=True):

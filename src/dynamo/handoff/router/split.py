@@ -34,7 +34,7 @@ from dynamo.protocols.errors import (
 from dynamo.router.placement import Placement
 from dynamo.runtime import Context
 from dynamo.runtime.metrics.instruments import Histogram, log_buckets
-from dynamo.settings.handoff import SplitConfig
+from dynamo.settings.router import SplitConfig
 
 if TYPE_CHECKING:
     from dynamo.handoff.router.pool import PrefillPool  # which imports the router, which imports this
