@@ -198,7 +198,7 @@ class Death:
             log.exception("the dead engine could not be closed")
 
 
-async def _start(spec: EngineSpec, complete: EngineModel | None) -> Started:
+async def _start(spec: EngineSpec, known: EngineModel | None) -> Started:
     """Refuse what is wrong before a download, and before anything is loaded."""
     check_engine(spec)
     adapters = AdapterConfig.from_env(spec.environ)  # before an engine changes the environment for its own processes
@@ -209,12 +209,15 @@ async def _start(spec: EngineSpec, complete: EngineModel | None) -> Started:
             spec.engine, structs.replace(spec, model=found.model, model_config=described_by, model_name=found.name)
         )
 
-    found = complete or await in_thread(lambda: find_model(spec, adapters.hub, weights=False))
-    if spec.model_path is None and found.is_bundled:
+    async def find(*, weights: bool) -> EngineModel:
+        return known or await in_thread(lambda: find_model(spec, adapters.hub, weights=weights))
+
+    found = await find(weights=False)
+    if not known and spec.model_path is None and found.is_bundled:
         print(f"no model given: using the bundled model '{BUNDLED}'", file=sys.stderr)
     engine = made(found)
     try:
-        complete = complete or await in_thread(lambda: find_model(spec, adapters.hub, weights=True))
+        complete = await find(weights=True)
         if complete != found:
             await engine.close()
             found, engine = complete, made(complete)

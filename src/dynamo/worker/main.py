@@ -35,7 +35,8 @@ _COMPONENTS = {WorkerType.Prefill: "prefill", WorkerType.Decode: "decode"}
 class OwnArguments(Protocol):
     """An engine's own flags as a table, for a command that shows and checks them."""
 
-    worker_type: WorkerType
+    @property
+    def worker_type(self) -> WorkerType: ...
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> OwnArguments:
@@ -73,16 +74,16 @@ def main(
         uvloop.run(_run(spec, place, network, several))
 
 
-def table_of(own: type[Any] | None) -> type[WorkerSettings]:
+def table_of(own: Any) -> type[WorkerSettings]:
     return SeveralSettings if own else WorkerSettings
 
 
-def flag_parser(command: str, own: type[Any] | None = None) -> FlagParser:
+def flag_parser(command: str, own: Any = None) -> FlagParser:
     about = "A worker; every other flag is the engine's own." if own is None else "Workers that share a process."
     return FlagParser(command, about, table_of(own), *([own] if own else []), *_TABLES)
 
 
-def parse(command: str, words: Sequence[str], own: type[Any] | None = None) -> tuple[dict[str, Any], list[str]]:
+def parse(command: str, words: Sequence[str], own: Any = None) -> tuple[dict[str, Any], list[str]]:
     """The flags of a worker, and the rest, which is the engine's: it refuses what it does not know.
 
     The first word may be the model instead of a flag.

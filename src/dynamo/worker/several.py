@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -17,6 +18,7 @@ from dynamo.process.threads import in_thread
 from dynamo.protocols.card import WorkerType
 from dynamo.protocols.errors import StartError
 from dynamo.runtime import DistributedRuntime, EndpointId
+from dynamo.runtime.process import unless_shut_down
 from dynamo.settings import Setting
 from dynamo.settings.worker import WorkerSettings
 from dynamo.worker.life import Interrupted, engine_started, serve_started
@@ -75,27 +77,30 @@ async def serve_several(
     runtimes = [first, *(DistributedRuntime(config=first.config, status=first.status) for _ in pauses[1:])]
     registered: set[int] = set()
     hub = AdapterConfig.from_env(spec.environ).hub
-    found = await in_thread(lambda: find_model(spec, hub, weights=True))
+    found = await unless_shut_down(first, in_thread(lambda: find_model(spec, hub, weights=True)))
+    if found is None:
+        raise Interrupted("interrupted")
 
-    async def one(runtime: DistributedRuntime, port: int | None) -> None:
-        async with engine_started(runtime, spec, found) as started:
-            if port:
-                info = structs.replace(started.info, bootstrap=(_host(first), port))
-                started = structs.replace(started, info=info)
-            at = place(started.info.worker_type)
-            async with serve_started(runtime, started, spec, at) as card:
-                said = f"{spec.engine} {runtime.instance_id:x} serves '{card.name}' at {at}"
-                print(said, file=sys.stderr, flush=True)
-                registered.add(runtime.instance_id)
-                if len(registered) == len(pauses):
-                    report_ready(spec.environ)
-                await runtime.wait_for_shutdown()
+    async def one(runtime: DistributedRuntime, port: int) -> None:
+        with contextlib.suppress(Interrupted):  # others may have requests to finish
+            async with engine_started(runtime, spec, found) as started:
+                if port:
+                    info = structs.replace(started.info, bootstrap=(_host(first), port))
+                    started = structs.replace(started, info=info)
+                at = place(started.info.worker_type)
+                async with serve_started(runtime, started, spec, at) as card:
+                    said = f"{spec.engine} {runtime.instance_id:x} serves '{card.name}' at {at}"
+                    print(said, file=sys.stderr, flush=True)
+                    registered.add(runtime.instance_id)
+                    if len(registered) == len(pauses):
+                        report_ready(spec.environ)
+                    await runtime.wait_for_shutdown()
 
     try:
         for runtime in runtimes[1:]:
             await runtime.start()
         async with asyncio.TaskGroup() as group:
-            for pause, port, runtime in zip(pauses, ports or [None] * len(pauses), runtimes, strict=True):
+            for pause, port, runtime in zip(pauses, ports or [0] * len(pauses), runtimes, strict=True):
                 if not await _shut_down_within(first, pause):
                     group.create_task(one(runtime, port))
             await first.wait_for_shutdown()
@@ -103,8 +108,6 @@ async def serve_several(
                 runtime.shutdown()
     except* StartError as errors:
         raise errors.exceptions[0] from None
-    except* Interrupted:
-        pass
     finally:
         for runtime in runtimes[1:]:
             await runtime.close()

@@ -64,10 +64,10 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
                 raise EngineError(f"llamacpp cannot follow {flag}: it runs on one node and picks its devices itself")
         values = dict(spec.extra_engine_args)
         try:
-            asked = own_flags(cls, spec.arguments)
+            own = own_flags(cls, spec.arguments)
         except ValueError as error:
             raise EngineError(f"llamacpp: {error}") from None
-        for name, (flag, value) in asked.items():
+        for name, (flag, value) in own.items():
             if values.setdefault(name, value) != value:
                 raise EngineError(f"{flag} says {value}, --extra-engine-args says {values[name]}")
         for option in options(cls):
