@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
@@ -141,6 +140,8 @@ def check_names(package: str, names: Iterable[str], known: tuple[str, ...]) -> s
     Raises ImportError if it is not installed, EngineError if a name is missing. A version that starts with none of
     `known` is logged, and tried.
     """
+    import importlib.metadata  # most engines need none of it
+
     try:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

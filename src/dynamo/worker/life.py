@@ -210,7 +210,9 @@ async def _start(spec: EngineSpec, known: EngineModel | None) -> Started:
         )
 
     async def find(*, weights: bool) -> EngineModel:
-        return known or await in_thread(lambda: find_model(spec, adapters.hub, weights=weights))
+        if known is not None:
+            return known
+        return await in_thread(lambda: find_model(spec, adapters.hub, weights=weights))
 
     found = await find(weights=False)
     if not known and spec.model_path is None and found.is_bundled:
