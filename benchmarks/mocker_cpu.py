@@ -15,8 +15,7 @@ from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from dynamo.worker.cache_gauges import CacheGauges
-from dynamo.worker.serve import publish_kv_events, publish_load
+from dynamo.worker.serve import CacheGauges, publish_kv_events, publish_load
 
 
 class CountingSink:

@@ -22,7 +22,7 @@ from dynamo.engines.mocker import MockerArgs
 from dynamo.lab.simulate import virtual_time
 from dynamo.lab.simulate.simulation import Simulation, simulated
 from dynamo.router.config import RoutingConfig
-from dynamo.settings.handoff import HandoffConfig
+from dynamo.settings.router import HandoffConfig
 from dynamo.simulate import FleetReport, SimulatedRequest, SimulationConfig
 from figures import table
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from dynamo.cli.mocker.command import MockerSettings
 from dynamo.cli.run.help import help_text
 from dynamo.engines.echo import EchoSettings
 from dynamo.engines.llamacpp.args import LlamaCppArgs
@@ -16,6 +15,7 @@ from dynamo.frontend.measure.trace_sinks import TraceSettings, TraceSinkSettings
 from dynamo.lab.plan.command import PlanSettings
 from dynamo.lab.replay.settings import ReplaySettings, TrafficSettings
 from dynamo.model import AdapterConfig, FetchConfig, HubConfig, S3Config
+from dynamo.planner import PlannerConfig
 from dynamo.planner.__main__ import PlannerSettings
 from dynamo.router.__main__ import StandaloneSettings
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
@@ -29,6 +29,7 @@ from dynamo.settings.network import NetworkSettings
 from dynamo.settings.router import RouterSettings
 from dynamo.settings.setting import one_of
 from dynamo.settings.worker import StepTraceSettings, WorkerSettings
+from dynamo.worker.several import SeveralSettings
 
 TABLES = {
     "echo": (EchoSettings,),
@@ -38,10 +39,10 @@ TABLES = {
     "adapters": (AdapterConfig, S3Config),
     "llamacpp": (LlamaCppArgs,),
     "logs": (LogSettings,),
-    "mocker": (MockerSettings, MockerArgs),
+    "mocker": (SeveralSettings, MockerArgs),
     "nats": (NatsConfig,),
     "network": (NetworkSettings,),
-    "planner": (PlannerSettings,),
+    "planner": (PlannerSettings, PlannerConfig),
     "replay": (TrafficSettings, ReplaySettings),
     "plan": (PlanSettings,),
     "request trace": (TraceSettings, TraceSinkSettings),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dynamo.cli.mocker.command import main
+from dynamo.mocker.__main__ import main
 from dynamo.runtime.plane.tcp import TcpPlane
 
 

@@ -57,7 +57,7 @@ def refusal(line: str) -> str:
 )  # fmt: skip
 def test_inputs_outputs_and_models_in_any_order(line: str, input: Input, output: Output, model: str | None) -> None:
     command = read(line)
-    assert (command.input, command.output, command.model) == (input, output, model)
+    assert (command.input, command.output, command.model_path) == (input, output, model)
 
 
 def test_the_default_input_is_stdin_where_there_is_no_terminal() -> None:
@@ -195,11 +195,12 @@ def command_lines(draw: st.DrawFn) -> tuple[list[list[str]], dict[str, Any]]:
 def test_flags_mean_the_same_in_any_order_and_both_spellings(line: tuple[list[list[str]], dict[str, Any]]) -> None:
     groups, values = line
     command = parse([word for group in groups for word in group])
-    assert (command.input, command.output, command.model) == (Input("http"), Output("echo_full"), "some/model")
+    assert (command.input, command.output, command.model_path) == (Input("http"), Output("echo_full"), "some/model")
     meant = read_flags(RunSettings, command) | read_flags(FrontendSettings, command)
     meant |= read_flags(RouterSettings, command) | read_flags(NetworkSettings, command)
     assert {name: meant[name] for name in values} == values
-    assert all(getattr(command, name) == values[name] for name in values if name in RunSettings.__struct_fields__)
+    own = {option.field for option in options(RunSettings)}
+    assert all(getattr(command, name) == values[name] for name in values if name in own)
 
 
 def read_flags(table: type[Struct], command: Command) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from dynamo.cli.serve import command as serve
+from dynamo.cli import serve
 from dynamo.supervisor import read_deployment
 from support.running import SOURCE, environment, run
 from support.services import free_port
@@ -50,7 +50,7 @@ def test_an_example_answers_and_drains(tmp_path: Path, example: str, last_worker
     port = free_port()
     file = tmp_path / "serve.yaml"
     text = (SOURCE.parent / "examples" / f"{example}.yaml").read_text()
-    file.write_text(text.replace("8000", str(port)).replace("9090", str(free_port())))
+    file.write_text(text.replace("8080", str(port)).replace("9090", str(free_port())))
     env = environment(tmp_path)
     del env["DYN_FILE_KV"]  # a deployment has a folder of its own
     process = subprocess.Popen(

@@ -13,7 +13,7 @@ from dynamo.handoff.router.costs import STALE_SECONDS, HandoffCosts
 from dynamo.handoff.router.rule import HandoffCase, decide
 from dynamo.kv.prompt_cost import LineFit
 from dynamo.protocols.card import CardFile, ModelCard, ModelRuntimeConfig, WorkerType
-from dynamo.settings.handoff import HandoffConfig
+from dynamo.settings.router import HandoffConfig
 
 
 def measured(now: float = 0.0) -> HandoffCosts:

@@ -15,7 +15,7 @@ from dynamo.handoff.worker.decode import fetch_state
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.router import RoutingConfig
 from dynamo.runtime import Context
-from dynamo.settings.handoff import HandoffConfig
+from dynamo.settings.router import HandoffConfig
 from support.asking import asking
 from support.services import free_port
 from support.sinks import Kept

@@ -17,7 +17,7 @@ from dynamo.kv.tiers import MemoryTier, TierStore
 from dynamo.planner.config import PlannerConfig
 from dynamo.planner.metrics import PlannerMetrics
 from dynamo.runtime.status.counts import EndpointCounts, component_metrics
-from dynamo.worker.cache_gauges import CacheGauges
+from dynamo.worker.serve import CacheGauges
 from support.toys import Live
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "observability"

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.planner.config import PlannerConfigError, parse_config, read_config
+from dynamo.frontend.config import FrontendConfig
+from dynamo.planner.__main__ import parser
+from dynamo.planner.config import PlannerConfig, PlannerConfigError, parse_config, read_config
+from dynamo.settings import given as given_flags
+from dynamo.settings import options
 
 
 def test_json_yaml_and_a_file_say_the_same(tmp_path: Path) -> None:
@@ -52,6 +56,49 @@ def test_json_yaml_and_a_file_say_the_same(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(text: str, sentence: str) -> None:
     with pytest.raises(PlannerConfigError, match=sentence):
         parse_config(text)
+
+
+def test_a_planner_with_defaults_reads_a_frontend_with_defaults() -> None:
+    frontend = FrontendConfig.from_env({})
+    assert PlannerConfig().frontend_url == f"http://{frontend.host}:{frontend.port}"
+
+
+def test_flags_beat_variables_which_beat_the_file() -> None:
+    text = "{environment: virtual, ttft_ms: 100, itl_ms: 10, mode: disagg, advisory: true}"
+    environ = {"DYN_PLANNER_TTFT_MS": "200", "DYN_PLANNER_ITL_MS": "20", "DYN_PLANNER_MAX_GPU_BUDGET": "12"}
+    words = ["--ttft-ms", "300", "--no-advisory"]
+    flags = vars(parser().parse_args(words))
+    config = read_config(text, environ, given_flags(flags, PlannerConfig))
+    assert (config.ttft_ms, config.itl_ms, config.mode, config.max_gpu_budget) == (300.0, 20.0, "disagg", 12)
+    assert not config.advisory
+
+
+def test_flags_alone_are_a_configuration() -> None:
+    assert read_config(None, {}, {"environment": "virtual"}) == parse_config("{environment: virtual}")
+    with pytest.raises(PlannerConfigError, match="the planner's settings: deployment: environment local needs"):
+        read_config(None)
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "sentence"),
+    [
+        ({}, {"ttft_ms": "-1"}, "--ttft-ms must be above 0, not -1.0"),
+        (
+            {"DYN_PLANNER_MODE": "both"},
+            {},
+            "DYN_PLANNER_MODE must be one of agg, disagg, prefill or decode, not 'both'",
+        ),
+    ],
+)
+def test_a_wrong_flag_or_variable_is_refused_by_its_name(
+    environ: dict[str, str], flags: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        read_config("{environment: virtual}", environ, flags)
+
+
+def test_each_key_of_a_file_is_a_flag() -> None:
+    assert {option.key for option in options(PlannerConfig)} == set(PlannerConfig.__struct_fields__)
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

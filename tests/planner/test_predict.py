@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.planner.config import PlannerConfig
-from dynamo.planner.predict import predict
+from dynamo.planner.forecast import predict
 
 PREDICTORS: list[Any] = ["constant", "arima", "kalman"]
 

@@ -26,7 +26,7 @@ from dynamo.runtime import Context, DistributedRuntime, Endpoint, EndpointId, Lo
 from dynamo.runtime.tracing.endpoint_spans import EndpointSpans
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
-from dynamo.settings.handoff import HandoffConfig
+from dynamo.settings.router import HandoffConfig
 from dynamo.worker.life import registered
 from support.sinks import Kept
 from support.waiting import until

@@ -226,6 +226,15 @@ def test_kv_events_cross_from_host_to_host(site: Site, tmp_path: Path, events: s
     until_sync(is_known_to_be_cached)
 
 
+def test_a_planner_with_defaults_reads_the_metrics_of_a_frontend_with_defaults(site: Site, tmp_path: Path) -> None:
+    deployment = tmp_path / "serve.yaml"
+    deployment.write_text("components: {frontend: {}, worker: {kind: mocker, flags: {model: tiny}}}")
+    words = ("--deployment", str(deployment), "--load-adjustment-interval-seconds", "0.2")
+    planner = site.start(site.a, *words, module="dynamo.planner")
+    planner.line_with("saw 0.0 requests/s; workers stay at 1")
+    assert planner.end() == 0
+
+
 def bundled_copy(folder: Path) -> Path:
     """The bundled model as a folder of the operator's own."""
     shutil.copytree(bundled(), folder)

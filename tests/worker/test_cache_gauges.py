@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamo.engines.base import RankLoad
-from dynamo.worker.cache_gauges import CacheGauges
+from dynamo.worker.serve import CacheGauges
 
 
 def test_the_last_report_of_each_rank_is_shown() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from dynamo.engines.base import EngineError
-from dynamo.engines.registry import EngineSpec, make_engine
-from dynamo.engines.versions import check_names
+from dynamo.engines.registry import EngineSpec, check_names, make_engine
 from dynamo.protocols.card import ModelType, WorkerType
 from dynamo.settings import given
 from dynamo.settings.worker import WorkerSettings
-from dynamo.worker.main import Place, parse, worker_config
+from dynamo.worker.config import asked_types, check, engine_spec
+from dynamo.worker.main import Place, parse
 
 
 def settings(*words: str, environ: dict[str, str] | None = None) -> tuple[WorkerSettings, dict[str, Any], list[str]]:
@@ -23,7 +23,7 @@ def settings(*words: str, environ: dict[str, str] | None = None) -> tuple[Worker
 def test_flags_that_are_not_the_workers_go_to_the_engine_unchanged_and_in_order() -> None:
     words = ("--model", "m", "--max-num-seqs", "8", "--namespace=ns", "--enforce-eager", "--x=-1", "-tp", "2", "-v")
     found, _, rest = settings(*words, "--", "--model", "other")
-    assert (found.model, found.namespace) == ("m", "ns")
+    assert (found.model_path, found.namespace) == ("m", "ns")
     assert rest == ["--max-num-seqs", "8", "--enforce-eager", "--x=-1", "-tp", "2", "--model", "other"]
 
 
@@ -40,7 +40,7 @@ def test_the_model_and_its_name_have_the_names_of_every_engine(
     words: tuple[str, ...], model: str, name: str | None
 ) -> None:
     found = settings(*words)[0]
-    assert (found.model, found.model_name) == (model, name)
+    assert (found.model_path, found.model_name) == (model, name)
 
 
 def test_a_model_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,15 +88,15 @@ def test_an_endpoint_that_contradicts_itself_is_refused(words: tuple[str, ...], 
 
 def test_endpoint_types_are_a_list_of_names() -> None:
     found = settings("--dyn-endpoint-types", "chat,completions")[0]
-    assert worker_config("vllm", found, []).model_type == ModelType.Chat | ModelType.Completions
+    assert asked_types(engine_spec(found)) == ModelType.Chat | ModelType.Completions
     with pytest.raises(ValueError, match="unknown type 'chatt'; did you mean 'chat'"):
-        worker_config("vllm", settings("--dyn-endpoint-types", "chatt")[0], [])
+        check(engine_spec(settings("--dyn-endpoint-types", "chatt")[0]))
 
 
 def test_an_unknown_parser_is_refused_before_anything_is_loaded() -> None:
     found = settings("--dyn-tool-call-parser", "hermez")[0]
     with pytest.raises(ValueError, match="--dyn-tool-call-parser: unknown format 'hermez'; did you mean 'hermes'"):
-        worker_config("mocker", found, []).check()
+        check(engine_spec(found, engine="mocker"))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def dynamo() -> None:
         case ["run", *rest]:
             main(rest)
         case ["serve", *rest]:
-            from dynamo.cli.serve.command import main as serve
+            from dynamo.cli.serve import main as serve
 
             _fill_standard_descriptors()
             serve(rest, os.environ)

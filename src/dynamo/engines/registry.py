@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import attrgetter
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field, structs
 
 from dynamo.engines.base import Engine, EngineError
 from dynamo.engines.catalog import BUILT_IN, EngineEntry, find
 from dynamo.model import LocalModel
+from dynamo.settings import nearest, options
+from dynamo.settings.worker import EngineSettings, StepTraceSettings
+
+log = logging.getLogger(__name__)
 
 
-class EngineSpec(Struct, kw_only=True, frozen=True):
-    """Everything a user can ask of an engine; each engine refuses what it cannot do."""
+class EngineSpec(EngineSettings, kw_only=True, frozen=True):
+    """Everything a user can ask of an engine and its worker; each engine refuses what it cannot do."""
 
+    engine: str = ""
     model: LocalModel | None = None
+    """The files of `model_path`, once they are on this machine."""
     model_config: LocalModel | None = None
     """Where the tokenizer is, if not with the model: `--model-config`."""
-    model_name: str = ""
-    context_length: int | None = None
-    kv_cache_block_size: int | None = None
-    tensor_parallel_size: int = 1
-    base_gpu_id: int = 0
-    num_nodes: int = 1
-    node_rank: int = 0
-    leader_addr: str | None = None
-    extra_engine_args: dict[str, Any] = {}
-    kv_events: bool = True
-    """Whether the worker publishes KV events: `--disable-kv-routing`."""
-    steps: bool = False
-    """Whether the worker records the engine's steps: `--fpm-trace`."""
+    extra_engine_args: dict[str, Any] = field(default_factory=dict)
+    """What is in the file."""
+    step_trace: StepTraceSettings = StepTraceSettings()
     file: str | None = None
     """The user's Python file, for pystr and pytok."""
-    arguments: list[str] = []
+    arguments: list[str] = field(default_factory=list)
     """The engine's own flags: what came after `--`, or what a worker's command line has besides its own."""
-    environ: Mapping[str, str] = {}
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kv_events(self) -> bool:
+        """Whether the worker publishes KV events."""
+        return not self.disable_kv_routing
+
+    @property
+    def steps(self) -> bool:
+        """Whether the worker records the engine's steps."""
+        return self.step_trace.enabled
 
 
 def engine_entry(name: str) -> EngineEntry:
@@ -59,7 +68,7 @@ def load_engine(name: str) -> Callable[[EngineSpec], Engine]:
     entry = engine_entry(name)
     module, _, factory = (entry.factory or "").partition(":")
     try:
-        make: Callable[[EngineSpec], Engine] = getattr(importlib.import_module(module), factory)
+        make: Callable[[EngineSpec], Engine] = attrgetter(factory)(importlib.import_module(module))
     except EngineError:
         raise
     except Exception as error:  # a package without its hardware fails in ways of its own
@@ -87,17 +96,65 @@ def refuse_arguments(name: str, spec: EngineSpec) -> None:
         raise EngineError(f"unknown argument '{spec.arguments[0]}': the engine '{name}' has no flags of its own")
 
 
-def check_engine(name: str, spec: EngineSpec) -> Callable[[EngineSpec], Engine]:
+def own_flags(table: type[Struct], words: Sequence[str]) -> dict[str, tuple[str, Any]]:
+    """The flags of an engine and their values, by field. Raises ValueError for what is unknown or wrong."""
+    known = {flag: option for option in options(table) for flag in option.flags}
+    negated = {f"--no-{flag[2:]}": option for flag, option in known.items() if option.kind is bool}
+    found: dict[str, tuple[str, Any]] = {}
+    left = list(words)
+    while left:
+        flag, given, text = left.pop(0).partition("=")
+        if flag in negated and not given:
+            found[negated[flag].field] = flag, False
+            continue
+        if flag not in known:
+            raise ValueError(f"unknown argument '{flag}'{nearest(flag, known)} ({', '.join(known)})")
+        option = known[flag]
+        if not given:
+            alone = option.kind is bool and (not left or left[0].startswith("--"))
+            text = "true" if alone else left.pop(0) if left else ""
+        found[option.field] = flag, option.value(text, flag)
+    return found
+
+
+def check_engine(spec: EngineSpec) -> Callable[[EngineSpec], Engine]:
     """The factory. Raises EngineError for an engine that cannot be loaded and for GPUs or nodes it cannot use."""
-    factory = load_engine(name)
-    refuse_parallel(engine_entry(name), spec)
+    factory = load_engine(spec.engine)
+    refuse_parallel(engine_entry(spec.engine), spec)
     return factory
 
 
 def make_engine(name: str, spec: EngineSpec) -> Engine:
     """Raises EngineError for an engine that cannot be loaded, and for a spec that it cannot follow."""
-    engine = check_engine(name, spec)(spec)
+    spec = structs.replace(spec, engine=name)
+    engine = check_engine(spec)(spec)
     entry = engine_entry(name)
     if engine.model_input.value != entry.takes:
         raise EngineError(f"the engine '{entry.name}' takes {engine.model_input.value}, its entry says {entry.takes}")
     return engine
+
+
+def check_names(package: str, names: Iterable[str], known: tuple[str, ...]) -> str:
+    """The installed version of `package`, which has all `names` (`module:attribute.attribute`).
+
+    Raises ImportError if it is not installed, EngineError if a name is missing. A version that starts with none of
+    `known` is logged, and tried.
+    """
+    import importlib.metadata  # most engines need none of it
+
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError(f"the package '{package}' is not installed") from None
+    works = " and ".join(known)
+    for name in names:
+        module, _, attribute = name.partition(":")
+        try:
+            reduce(getattr, attribute.split(".") if attribute else (), importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
+            raise EngineError(
+                f"{package} {version} has no {name.replace(':', '.')} ({error}); known to work: {package} {works}"
+            ) from error
+    if not any(version == each or version.startswith(f"{each}.") for each in known):
+        log.warning("%s %s was not tried with this build; known to work: %s", package, version, works)
+    return version

@@ -1,8 +1,12 @@
-"""What engines that sample and guide by themselves need of a request, whatever they call it."""
+"""What engines take of a request, whatever they call it.
+
+An option that an engine lacks is refused by name: an answer that ignores it is worse than none.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -10,6 +14,23 @@ from msgspec import Struct
 from dynamo.engines.guided_schema import choice_regex, json_schema, tool_calls, without_control_characters
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
+
+_ASKED: dict[str, Callable[[PreprocessedRequest], object]] = {
+    "use_beam_search": lambda request: request.sampling_options.use_beam_search,
+    "best_of": lambda request: (request.sampling_options.best_of or 1) > 1,
+    "guided_decoding": lambda request: request.sampling_options.guided_decoding,
+    "logprobs": lambda request: request.output_options.logprobs is not None,
+    "prompt_logprobs": lambda request: request.output_options.prompt_logprobs is not None,
+    "a LoRA adapter": lambda request: request.routing is not None and request.routing.lora_name,
+    "kv_transfer_params": lambda request: request.kv_transfer_params,
+}
+
+
+def refuse_options(engine: str, request: PreprocessedRequest, *names: str) -> None:
+    """Raises InvalidArgument if the request asks for one of these options."""
+    for name in names:
+        if _ASKED[name](request):
+            raise InvalidArgument(f"{engine} does not support {name}")
 
 
 def refuse_search(engine: str, request: PreprocessedRequest) -> None:

@@ -20,8 +20,7 @@ from dynamo.router.standalone.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream
 from dynamo.runtime.stream import Sink
-from dynamo.settings.handoff import HandoffConfig
-from dynamo.settings.router import QueuePolicy
+from dynamo.settings.router import HandoffConfig, QueuePolicy
 
 log = logging.getLogger(__name__)
 

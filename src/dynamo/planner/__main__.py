@@ -1,4 +1,4 @@
-"""Start and drain workers as the traffic needs them: `python -m dynamo.planner --config FILE_or_JSON`."""
+"""Start and drain workers as the traffic needs them: `python -m dynamo.planner [--config FILE|JSON]`."""
 
 from __future__ import annotations
 
@@ -37,35 +37,37 @@ COMMAND = "python -m dynamo.planner"
 
 
 class PlannerSettings(Settings, frozen=True, kw_only=True):
-    config: Annotated[str, Setting("--config", help="a file with JSON or YAML, or JSON itself", metavar="FILE|JSON")]
-    advisory: Annotated[bool, Setting("--advisory", help="only say what would be done")] = False
-    graph_deployment: Annotated[
-        str | None, Setting(variables="DYN_PARENT_DGD_K8S_NAME", help="graph_deployment, if the configuration has none")
-    ] = None
-    kubernetes_namespace: Annotated[
-        str | None,
-        Setting(variables="DYN_PARENT_DGD_K8S_NAMESPACE", help="kubernetes_namespace, if the configuration has none"),
-    ] = None
+    """Beside the configuration: where its file is, and what Kubernetes says where it says nothing."""
 
-    def apply(self, config: PlannerConfig) -> PlannerConfig:
+    # fmt: off
+    config: Annotated[str | None, Setting(
+        "--config", help="a file with JSON or YAML, or JSON itself; flags and variables beat it",
+        metavar="FILE|JSON")] = None
+    graph_deployment: Annotated[str | None, Setting(
+        variables="DYN_PARENT_DGD_K8S_NAME", help="graph_deployment, if nothing else says it")] = None
+    kubernetes_namespace: Annotated[str | None, Setting(
+        variables="DYN_PARENT_DGD_K8S_NAMESPACE", help="kubernetes_namespace, if nothing else says it")] = None
+    # fmt: on
+
+    def fill(self, config: PlannerConfig) -> PlannerConfig:
         return structs.replace(
             config,
-            advisory=config.advisory or self.advisory,
             graph_deployment=config.graph_deployment or self.graph_deployment,
             kubernetes_namespace=config.kubernetes_namespace or self.kubernetes_namespace,
         )
 
 
 def parser() -> argparse.ArgumentParser:
-    return FlagParser(COMMAND, __doc__, PlannerSettings)
+    return FlagParser(COMMAND, __doc__, PlannerSettings, PlannerConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parsed = parser().parse_args(argv)
     try:
         configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=parsed.verbosity))
-        asked = PlannerSettings.from_env(os.environ, **given(vars(parsed), PlannerSettings))
-        config = asked.apply(read_config(asked.config))
+        flags = vars(parsed)
+        asked = PlannerSettings.from_env(os.environ, config=flags["config"])
+        config = asked.fill(read_config(asked.config, os.environ, given(flags, PlannerConfig)))
         work = _PLANS[config.environment](config, os.environ)
     except (ValueError, StartError) as error:
         raise fail(str(error), code=2, error=error) from None

@@ -11,8 +11,7 @@ from dynamo.router.choice.cost import CostConfig
 from dynamo.router.stream_watch import StallLimits, StreamWatch
 from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
-from dynamo.settings.handoff import HandoffConfig
-from dynamo.settings.router import RouterSettings
+from dynamo.settings.router import HandoffConfig, RouterSettings
 
 LONGEST_PAUSE_SECONDS = 2.0
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
@@ -136,12 +137,19 @@ class Option(Struct, frozen=True):
 
 @cache
 def options(table: type[Struct]) -> tuple[Option, ...]:
-    """The settings among the fields of `table`, in their order."""
+    """The settings among the fields of `table`, in their order.
+
+    In a table with an `EVERY` each has a flag, named after its field, and a variable, named after both.
+    """
+    every = getattr(table, "EVERY", None)
     hints = get_type_hints(table, include_extras=True)
     found = []
     for field in msgspec.structs.fields(table):
         setting, kind, optional, choices, bounds = _unwrap(hints[field.name])
         if setting:
+            if every:
+                name = field.name.replace("_", "-")
+                setting = replace(setting, flag=f"--{name}", variables=f"DYN_{every}_{field.name}".upper())
             required = field.required
             default = None if required else field.default
             group = setting.group or getattr(table, "GROUP", "")

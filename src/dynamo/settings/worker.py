@@ -1,4 +1,4 @@
-"""Settings of workers; those that several commands share stand alone."""
+"""Settings of workers: a field here is a flag of all workers and of dynamo-run, and the engine has it in its spec."""
 
 from typing import Annotated, Literal
 
@@ -9,48 +9,29 @@ from dynamo.settings.table import Settings
 
 AT_LEAST_1 = Meta(ge=1, le=2**31 - 1)
 
+
 # fmt: off
-MigrationLimit = Annotated[int, Meta(ge=0, le=1023), Setting(
-    "--migration-limit", metavar="N", help="times a request may move to another worker", group="requests")]
-EngineRequestLimit = Annotated[int, Meta(ge=0), Setting(
-    "--engine-request-limit", "DYN_ENGINE_REQUEST_LIMIT",
-    "requests at once; others wait or go elsewhere", "N", "requests",
-    default="no limit")]
-EngineQueueLimit = Annotated[int, Meta(ge=0), Setting(
-    "--engine-queue-limit", "DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
-    "beyond that limit: requests that wait at the worker", "N", "requests")]
-ModelName = Annotated[str | None, Setting(
-    "--model-name", metavar="NAME", help="name to serve the model as", group="model", default="repo or file")]
-ContextLength = Annotated[int | None, AT_LEAST_1, Setting(
-    "--context-length", help="fewer tokens than the model allows", group="model")]
-ToolCallParser = Annotated[str, Setting(
-    "--dyn-tool-call-parser", help="format of the model's tool calls", group="model")]
-ReasoningParser = Annotated[str, Setting(
-    "--dyn-reasoning-parser", help="format of the model's reasoning", group="model")]
-KvCacheBlockSize = Annotated[int | None, AT_LEAST_1, Setting(
-    "--kv-cache-block-size", help="tokens in a KV block", group="engine", default="16")]
-ExtraEngineArgs = Annotated[str | None, Setting(
-    "--extra-engine-args", help="the engine's own arguments, .json or .yaml", metavar="FILE", group="engine")]
-
-
 class WorkerSettings(Settings, frozen=True, kw_only=True):
     """`python -m dynamo.ENGINE`: what every worker has; other flags are the engine's own."""
 
-    model: Annotated[str | None, Setting(
+    model_path: Annotated[str | None, Setting(
         "--model", help="a folder, a GGUF file, a Hugging Face id, or tiny, the bundled model", metavar="MODEL",
         group="model", aliases=("--model-path",))] = None
     model_name: Annotated[str | None, Setting(
         "--served-model-name", help="name to serve the model as", metavar="NAME", group="model",
         default="repo or file", aliases=("--model-name",))] = None
-    context_length: ContextLength = None
+    context_length: Annotated[int | None, AT_LEAST_1, Setting(
+        "--context-length", help="fewer tokens than the model allows", group="model")] = None
     custom_jinja_template: Annotated[str | None, Setting(
         "--custom-jinja-template", help="chat template instead of the model's own", metavar="FILE",
         group="model")] = None
     endpoint_types: Annotated[str | None, Setting(
         "--dyn-endpoint-types", help="what to serve, of chat, completions, embedding and so on", metavar="LIST",
         group="model", default="what the engine can")] = None
-    tool_call_parser: ToolCallParser = "auto"
-    reasoning_parser: ReasoningParser = "auto"
+    tool_call_parser: Annotated[str, Setting(
+        "--dyn-tool-call-parser", help="format of the model's tool calls", group="model")] = "auto"
+    reasoning_parser: Annotated[str, Setting(
+        "--dyn-reasoning-parser", help="format of the model's reasoning", group="model")] = "auto"
     namespace: Annotated[str | None, Setting(
         "--namespace", "DYN_NAMESPACE", "namespace to serve in", "NAME", "endpoint", default="dynamo")] = None
     component: Annotated[str | None, Setting(
@@ -59,13 +40,39 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     endpoint: Annotated[str | None, Setting(
         "--endpoint", help="its name, or all three parts as dyn://NAMESPACE.COMPONENT.ENDPOINT", metavar="NAME",
         group="endpoint", default="generate")] = None
-    kv_cache_block_size: KvCacheBlockSize = None
-    extra_engine_args: ExtraEngineArgs = None
+    kv_cache_block_size: Annotated[int | None, AT_LEAST_1, Setting(
+        "--kv-cache-block-size", help="tokens in a KV block", group="engine", default="16")] = None
+    engine_args_file: Annotated[str | None, Setting(
+        "--extra-engine-args", help="the engine's own arguments, .json or .yaml", metavar="FILE",
+        group="engine")] = None
     disable_kv_routing: Annotated[bool, Setting(
         "--disable-kv-routing", help="publish no KV events", group="engine")] = False
-    migration_limit: MigrationLimit = 0
-    engine_request_limit: EngineRequestLimit = 0
-    engine_queue_limit: EngineQueueLimit = 16
+    migration_limit: Annotated[int, Meta(ge=0, le=1023), Setting(
+        "--migration-limit", metavar="N", help="times a request may move to another worker", group="requests")] = 0
+    engine_request_limit: Annotated[int, Meta(ge=0), Setting(
+        "--engine-request-limit", "DYN_ENGINE_REQUEST_LIMIT", "requests at once; others wait or go elsewhere", "N",
+        "requests", default="no limit")] = 0
+    engine_queue_limit: Annotated[int, Meta(ge=0), Setting(
+        "--engine-queue-limit", "DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
+        "beyond that limit: requests that wait at the worker", "N", "requests")] = 16
+
+
+class EngineSettings(WorkerSettings, frozen=True, kw_only=True):
+    """What dynamo-run asks besides: `python -m dynamo.ENGINE` leaves these flags to the engine, which has its own."""
+
+    model_config_path: Annotated[str | None, Setting(
+        "--model-config", help="the tokenizer for a GGUF file", metavar="FOLDER", group="model")] = None
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=255), Setting(
+        "--tensor-parallel-size", help="GPUs", group="engine")] = 1
+    base_gpu_id: Annotated[int, Meta(ge=0, le=255), Setting(
+        "--base-gpu-id", help="the first GPU to use", group="engine")] = 0
+    num_nodes: Annotated[int, AT_LEAST_1, Setting(
+        "--num-nodes", help="nodes that run one engine", group="engine")] = 1
+    node_rank: Annotated[int, Meta(ge=0, le=2**31 - 1), Setting(
+        "--node-rank", help="rank of this node; 0 is the leader", group="engine")] = 0
+    leader_addr: Annotated[str | None, Setting(
+        "--leader-addr", help="address of the leader", metavar="HOST:PORT", group="engine",
+        aliases=("--dist-init-addr",))] = None
 
 
 class StepTraceSettings(Settings, frozen=True, kw_only=True):

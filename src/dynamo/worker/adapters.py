@@ -19,7 +19,7 @@ from dynamo.protocols.card import LoraInfo, ModelCard
 from dynamo.protocols.errors import HttpError, InvalidArgument
 from dynamo.runtime import Endpoint
 from dynamo.runtime.names import EndpointId
-from dynamo.worker.listing import listed
+from dynamo.worker.serve import listed
 
 
 class WorkerAdapters:

@@ -8,28 +8,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from msgspec import Struct, structs
 
 from dynamo.engines.base import AdapterHost, DeathSource, Engine, EngineError, EngineInfo
-from dynamo.engines.registry import make_engine
+from dynamo.engines.registry import EngineSpec, check_engine, make_engine
 from dynamo.model import BUNDLED, AdapterConfig
 from dynamo.process.children import exit_within
 from dynamo.process.threads import in_thread
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.names import EndpointId
-from dynamo.runtime.plane.admission import RequestLimit
+from dynamo.runtime.plane.admission import RequestLimit, request_limit
 from dynamo.runtime.process import INTERRUPTED, exit_if_blocked, unless_shut_down
 from dynamo.settings.worker import StepTraceSettings
 from dynamo.worker.adapters import WorkerAdapters
-from dynamo.worker.config import WorkerConfig
+from dynamo.worker.config import check
 from dynamo.worker.health import check_answers
-from dynamo.worker.listing import listed
 from dynamo.worker.model import EngineModel, find_model, model_card
-from dynamo.worker.serve import publish_engine
+from dynamo.worker.serve import listed, publish_engine
 from dynamo.worker.step_trace import steps_recorded
 
 log = logging.getLogger(__name__)
@@ -57,25 +56,22 @@ class Started(Struct, frozen=True):
 
 @asynccontextmanager
 async def engine_served(
-    runtime: DistributedRuntime,
-    config: WorkerConfig,
-    environ: Mapping[str, str],
-    endpoint_id: EndpointId,
+    runtime: DistributedRuntime, spec: EngineSpec, endpoint_id: EndpointId
 ) -> AsyncIterator[ModelCard]:
     """Start the engine and serve it while the block runs."""
     async with (
-        engine_started(runtime, config, environ) as started,
-        serve_started(runtime, started, config, endpoint_id) as card,
+        engine_started(runtime, spec) as started,
+        serve_started(runtime, started, spec, endpoint_id) as card,
     ):
         yield card
 
 
 @asynccontextmanager
 async def serve_started(
-    runtime: DistributedRuntime, started: Started, config: WorkerConfig, endpoint_id: EndpointId
+    runtime: DistributedRuntime, started: Started, spec: EngineSpec, endpoint_id: EndpointId
 ) -> AsyncIterator[ModelCard]:
     """Test a started engine with a request, then serve it while the block runs."""
-    card = await unless_shut_down(runtime, _tested(started, config))
+    card = await unless_shut_down(runtime, _tested(started, spec))
     if card is None:
         raise Interrupted("interrupted")
     endpoint = Endpoint(runtime, endpoint_id)
@@ -84,34 +80,37 @@ async def serve_started(
             endpoint,
             started.engine,
             card,
-            kv_events=config.kv_events,
-            limit=config.request_limit,
-            steps=config.step_trace,
+            kv_events=spec.kv_events,
+            limit=request_limit(spec.engine_request_limit, spec.engine_queue_limit),
+            steps=spec.step_trace,
         ) as listed,
         _adapters_offered(endpoint, started.engine, listed, started.adapters),
     ):
         yield listed
 
 
-async def _tested(started: Started, config: WorkerConfig) -> ModelCard:
+async def _tested(started: Started, spec: EngineSpec) -> ModelCard:
     """The card of an engine that answers."""
-    card = await in_thread(lambda: model_card(config, started.found, started.engine, started.info))
-    if config.file is None:  # a user's code sees the requests of clients only
+    card = await in_thread(lambda: model_card(spec, started.found, started.engine, started.info))
+    if spec.file is None:  # a user's code sees the requests of clients only
         await check_answers(started.engine, card.name)
     return card
 
 
 @asynccontextmanager
 async def engine_started(
-    runtime: DistributedRuntime, config: WorkerConfig, environ: Mapping[str, str]
+    runtime: DistributedRuntime, spec: EngineSpec, found: EngineModel | None = None
 ) -> AsyncIterator[Started]:
-    """An engine from its start to its close. Raises EngineError at the end of the block if the engine died."""
-    config.check()
+    """An engine from its start to its close. Raises EngineError at the end of the block if the engine died.
+
+    `found` is its model, if all of it is on this machine.
+    """
+    check(spec)
     with exit_if_blocked(INTERRUPTED):
-        started = await unless_shut_down(runtime, _start(config, environ))
+        started = await unless_shut_down(runtime, _start(spec, found))
     if started is None:
         raise Interrupted("interrupted")
-    async with closed_at_end(runtime, started.engine, config.engine):
+    async with closed_at_end(runtime, started.engine, spec.engine):
         yield started
 
 
@@ -199,28 +198,28 @@ class Death:
             log.exception("the dead engine could not be closed")
 
 
-async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
+async def _start(spec: EngineSpec, known: EngineModel | None) -> Started:
     """Refuse what is wrong before a download, and before anything is loaded."""
-    spec = config.spec(environ)
-    adapters = AdapterConfig.from_env(environ)  # before an engine changes the environment for its own processes
+    check_engine(spec)
+    adapters = AdapterConfig.from_env(spec.environ)  # before an engine changes the environment for its own processes
 
     def made(found: EngineModel) -> Engine:
+        described_by = found.described_by if spec.model_config_path else None
         return make_engine(
-            config.engine,
-            structs.replace(
-                spec,
-                model=found.model,
-                model_config=found.described_by if config.model_config else None,
-                model_name=found.name,
-            ),
+            spec.engine, structs.replace(spec, model=found.model, model_config=described_by, model_name=found.name)
         )
 
-    found = await in_thread(lambda: find_model(config, adapters.hub, weights=False))
-    if config.model is None and found.is_bundled:
+    async def find(*, weights: bool) -> EngineModel:
+        if known is not None:
+            return known
+        return await in_thread(lambda: find_model(spec, adapters.hub, weights=weights))
+
+    found = await find(weights=False)
+    if not known and spec.model_path is None and found.is_bundled:
         print(f"no model given: using the bundled model '{BUNDLED}'", file=sys.stderr)
     engine = made(found)
     try:
-        complete = await in_thread(lambda: find_model(config, adapters.hub, weights=True))
+        complete = await find(weights=True)
         if complete != found:
             await engine.close()
             found, engine = complete, made(complete)

@@ -2,62 +2,88 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
-from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
-from msgspec import structs
 
 from dynamo.engines.base import EngineError
-from dynamo.engines.registry import engine_entry, load_engine
+from dynamo.engines.registry import EngineSpec, engine_entry, load_engine
 from dynamo.process.children import adopt_orphans, exit_now
 from dynamo.process.readiness import report_ready
-from dynamo.protocols.card import ModelType, WorkerType
-from dynamo.protocols.errors import StartError
+from dynamo.protocols.card import WorkerType
+from dynamo.protocols.errors import InvalidArgument, StartError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_ENDPOINT, DEFAULT_NAMESPACE, EndpointId
-from dynamo.runtime.plane.admission import request_limit
 from dynamo.runtime.process import INTERRUPTED, fail, failures_as_one_line, run_until_signalled, start_or_exit
 from dynamo.settings import given, nearest, options
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.worker import StepTraceSettings, WorkerSettings
-from dynamo.worker.config import WorkerConfig
+from dynamo.worker.config import check, engine_spec
 from dynamo.worker.life import Interrupted, engine_started, serve_started
 from dynamo.worker.model import served_name
+from dynamo.worker.several import SeveralSettings, serve_several
 
-_TABLES = (WorkerSettings, StepTraceSettings, NetworkSettings)
+_TABLES = (StepTraceSettings, NetworkSettings)
 _COMPONENTS = {WorkerType.Prefill: "prefill", WorkerType.Decode: "decode"}
 
 
-def main(engine: str, argv: Sequence[str] | None = None, command: str | None = None) -> None:
-    """Serve `engine` until a signal comes or the engine dies. Exits: 2 for a wrong flag, 1 for what fails."""
+class OwnArguments(Protocol):
+    """An engine's own flags as a table, for a command that shows and checks them."""
+
+    @property
+    def worker_type(self) -> WorkerType: ...
+
+    @classmethod
+    def from_spec(cls, spec: EngineSpec) -> OwnArguments:
+        """Raises InvalidArgument."""
+
+
+def main(
+    engine: str, argv: Sequence[str] | None = None, command: str | None = None, own: type[OwnArguments] | None = None
+) -> None:
+    """Serve `engine` until a signal comes or the engine dies. Exits: 2 for a wrong flag, 1 for what fails.
+
+    With a table of the engine's `own` flags, several workers may share the process.
+    """
     command = command or f"python -m dynamo.{engine}"
-    flags, arguments = parse(command, sys.argv[1:] if argv is None else argv)
+    flags, arguments = parse(command, sys.argv[1:] if argv is None else argv, own)
+    table = table_of(own)
     try:
         configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=flags["verbosity"]))
-        settings = WorkerSettings.from_env(os.environ, **given(flags, WorkerSettings))
+        settings = table.from_env(os.environ, **given(flags, table))
         steps = StepTraceSettings.from_env(os.environ, **given(flags, StepTraceSettings))
-        config = structs.replace(worker_config(engine, settings, arguments), step_trace=steps)
+        spec = engine_spec(settings, engine=engine, arguments=arguments, step_trace=steps, environ=os.environ)
         place = Place(settings, flags)
         network = RuntimeConfig.from_env(os.environ, **given(flags, NetworkSettings))
         load_engine(engine)
-        config.check()
-    except ValueError as error:
+        check(spec)
+        several = None
+        if own and isinstance(settings, SeveralSettings):
+            several = settings.pauses(), settings.ports(own.from_spec(spec).worker_type)
+    except (ValueError, InvalidArgument) as error:
         raise fail(f"{error}; see {command} --help", code=2, error=error) from None
     except StartError as error:
         raise fail(str(error), error=error) from None
     adopt_orphans()
     with failures_as_one_line():
-        uvloop.run(_run(config, place, network, os.environ))
+        uvloop.run(_run(spec, place, network, several))
 
 
-def parse(command: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def table_of(own: Any) -> type[WorkerSettings]:
+    return SeveralSettings if own else WorkerSettings
+
+
+def flag_parser(command: str, own: Any = None) -> FlagParser:
+    about = "A worker; every other flag is the engine's own." if own is None else "Workers that share a process."
+    return FlagParser(command, about, table_of(own), *([own] if own else []), *_TABLES)
+
+
+def parse(command: str, words: Sequence[str], own: Any = None) -> tuple[dict[str, Any], list[str]]:
     """The flags of a worker, and the rest, which is the engine's: it refuses what it does not know.
 
     The first word may be the model instead of a flag.
@@ -65,51 +91,26 @@ def parse(command: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]
     words = list(words)
     model = words.pop(0) if words and not words[0].startswith("-") else None
     cut = words.index("--") if "--" in words else len(words)
-    parser = FlagParser(command, "A worker; every other flag is the engine's own.", *_TABLES)
+    parser = flag_parser(command, own)
     known, rest = parser.parse_known_args(words[:cut])
     flags = vars(known)
     if model and flags["model"] not in (None, model):
         parser.error(f"the model is given twice: {model} and --model {flags['model']}")
+    if own:
+        if rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        rest = [f"{each.name}={flags[each.key]}" for each in options(own) if flags[each.key] is not None]
     return flags | {"model": model or flags["model"]}, rest + words[cut + 1 :]
 
 
 def misspelt(refusal: str, arguments: Sequence[str]) -> str:
     """A hint, if an engine's `refusal` names one of its `arguments` that is nearly a flag of the worker."""
-    known = [flag for table in _TABLES for option in options(table) for flag in option.flags]
+    known = [flag for table in (WorkerSettings, *_TABLES) for option in options(table) for flag in option.flags]
     for word in arguments:
         flag = word.partition("=")[0]
         if flag.startswith("--") and flag in refusal and (hint := nearest(flag, known, cutoff=0.8)):
             return hint
     return ""
-
-
-def worker_config(engine: str, settings: WorkerSettings, arguments: list[str]) -> WorkerConfig:
-    return WorkerConfig(
-        engine=engine,
-        model=settings.model,
-        model_name=settings.model_name,
-        custom_jinja_template=settings.custom_jinja_template,
-        model_type=_model_type((settings.endpoint_types or "").replace(",", " ").split()),
-        context_length=settings.context_length,
-        kv_cache_block_size=settings.kv_cache_block_size,
-        tool_call_parser=settings.tool_call_parser,
-        reasoning_parser=settings.reasoning_parser,
-        extra_engine_args=settings.extra_engine_args,
-        arguments=arguments,
-        kv_events=not settings.disable_kv_routing,
-        migration_limit=settings.migration_limit,
-        request_limit=request_limit(settings.engine_request_limit, settings.engine_queue_limit),
-    )
-
-
-def _model_type(words: Sequence[str]) -> ModelType | None:
-    kinds = {name.lower(): kind for name, kind in ModelType.__members__.items() if kind is not ModelType.Backend}
-    kinds["embeddings"] = ModelType.Embedding
-    for word in words:
-        if word.lower() not in kinds:
-            hint = nearest(word.lower(), kinds) or f"; use {', '.join(kinds)}"
-            raise ValueError(f"--dyn-endpoint-types: unknown type '{word}'{hint}")
-    return reduce(operator.or_, (kinds[word.lower()] for word in words)) if words else None
 
 
 class Place:
@@ -132,10 +133,13 @@ class Place:
         return EndpointId(self._namespace or DEFAULT_NAMESPACE, component, self._name)
 
 
-async def _run(config: WorkerConfig, place: Place, network: RuntimeConfig, environ: Mapping[str, str]) -> None:
+async def _run(
+    spec: EngineSpec, place: Place, network: RuntimeConfig, several: tuple[list[float], list[int]] | None
+) -> None:
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
+    work = serve_several(runtime, spec, place, *several) if several else _work(runtime, spec, place)
     try:
-        await run_until_signalled(runtime, _with_hint(_work(runtime, config, place, environ), config.arguments))
+        await run_until_signalled(runtime, _with_hint(work, spec.arguments))
     except Interrupted:
         # A thread that loads a model cannot be stopped, and the event loop would wait for it.
         sys.stderr.flush()
@@ -151,16 +155,16 @@ async def _with_hint(work: Awaitable[None], arguments: Sequence[str]) -> None:
         raise
 
 
-async def _work(runtime: DistributedRuntime, config: WorkerConfig, place: Place, environ: Mapping[str, str]) -> None:
-    print(f"loading {served_name(config)} …", file=sys.stderr, flush=True)
-    async with engine_started(runtime, config, environ) as started:
+async def _work(runtime: DistributedRuntime, spec: EngineSpec, place: Place) -> None:
+    print(f"loading {served_name(spec)} …", file=sys.stderr, flush=True)
+    async with engine_started(runtime, spec) as started:
         if started.info.follower:
-            print(f"this node of {engine_entry(config.engine).name} follows its leader", file=sys.stderr, flush=True)
-            report_ready(environ)
+            print(f"this node of {engine_entry(spec.engine).name} follows its leader", file=sys.stderr, flush=True)
+            report_ready(spec.environ)
             await runtime.wait_for_shutdown()
             return
         endpoint_id = place(started.info.worker_type)
-        async with serve_started(runtime, started, config, endpoint_id) as card:
+        async with serve_started(runtime, started, spec, endpoint_id) as card:
             print(f"worker for '{card.name}' at {endpoint_id}", file=sys.stderr, flush=True)
-            report_ready(environ)
+            report_ready(spec.environ)
             await runtime.wait_for_shutdown()

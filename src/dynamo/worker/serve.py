@@ -1,8 +1,9 @@
-"""Serves an engine at an endpoint, with all it declares: KV events, load, cache clearing, metrics, controls."""
+"""Serves an engine at an endpoint, with its model's card and all it declares: KV events, load, metrics, controls."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,20 +25,22 @@ from dynamo.handoff.worker.by_engine import EnginePrefillWorker, engine_decode_w
 from dynamo.handoff.worker.decode import DecodeWorker
 from dynamo.handoff.worker.prefill import PrefillWorker
 from dynamo.kv.messages import KvChange
+from dynamo.kv.publish.engine_listener import listen
 from dynamo.kv.publish.feed import component_of, kv_feed
 from dynamo.kv.publish.load_metrics import WorkerMetricsPublisher
-from dynamo.kv.publish.publisher import KvEventPublisher
+from dynamo.kv.publish.translate import EngineRank
+from dynamo.model.registration import put_card, remove_card
 from dynamo.protocols.card import ModelCard, ModelInput, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
 from dynamo.runtime import Context, Endpoint
+from dynamo.runtime.discovery import Put
 from dynamo.runtime.handler import GeneratorHandler
-from dynamo.runtime.metrics import Labels, MetricFamily
+from dynamo.runtime.metrics import Labels, Metric, MetricFamily, families
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.status import endpoint_labels
 from dynamo.runtime.stream import Handler, Outlet
-from dynamo.worker.cache_gauges import CacheGauges
 from dynamo.worker.health import health_check_payload
 
 
@@ -158,16 +161,11 @@ async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
 async def relay_kv_events(endpoint: Endpoint, engine: KvSocketSource) -> None:
     """Relay to the routers the events that the engine publishes on its own ZMQ sockets."""
     await endpoint.runtime.start()
+    component, feed = component_of(endpoint), kv_feed(endpoint)
     for socket in engine.kv_sockets():
-        KvEventPublisher(
-            endpoint,
-            kv_block_size=socket.block_size,
-            dp_rank=socket.dp_rank,
-            zmq_endpoint=socket.address,
-            zmq_topic=socket.topic,
-            zmq_replay_endpoint=socket.replay_address,
-        )
-    await kv_feed(endpoint).ready()
+        rank = EngineRank(feed.rank(socket.dp_rank), socket.block_size)
+        listen(component, rank, socket.address, socket.topic, socket.replay_address)
+    await feed.ready()
 
 
 async def publish_load(endpoint: Endpoint, engine: LoadSource, gauges: CacheGauges) -> None:
@@ -210,3 +208,67 @@ async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:
     await endpoint.runtime.start()
     endpoint.runtime.own(serve(), f"the endpoint {CLEAR_ENDPOINT}")
     await settled.wait()
+
+
+class CacheGauges:
+    """Of the last report of each rank."""
+
+    def __init__(self) -> None:
+        self._loads: dict[int, RankLoad] = {}
+
+    def reported(self, load: RankLoad) -> None:
+        self._loads[load.dp_rank] = load
+
+    def families(self, labels: Labels) -> list[MetricFamily]:
+        return families(
+            _METRICS, [({**labels, "dp_rank": str(rank)}, load) for rank, load in sorted(self._loads.items())]
+        )
+
+
+def _used(load: RankLoad) -> float | None:
+    if not load.kv_total_blocks:
+        return None
+    return max(load.kv_used_blocks or 0, load.active_decode_blocks or 0) / load.kv_total_blocks
+
+
+_METRICS: tuple[Metric[RankLoad], ...] = (
+    Metric("gauge", "dynamo_component_total_blocks", "KV blocks of a rank", lambda load: load.kv_total_blocks or None),
+    Metric("gauge", "dynamo_component_gpu_cache_usage_percent", "Share of them in use, 0 to 1", _used),
+)
+
+
+@asynccontextmanager
+async def listed(
+    endpoint: Endpoint, engine: Engine, card: ModelCard, limit: RequestLimit | None = None
+) -> AsyncIterator[ModelCard]:
+    """Register and serve an engine that answers, with its complete card as listed; at the end, leave and drain."""
+    runtime = endpoint.runtime
+    card = await put_card(endpoint, card)
+    serving = asyncio.create_task(serve_requests(endpoint, engine, card.name, card, limit))
+    try:
+        await _until_listed(endpoint, serving)
+        yield card
+    finally:
+        if not runtime.is_shutting_down:
+            serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        if not runtime.is_shutting_down:  # otherwise the runtime takes all its records with it
+            await remove_card(endpoint)
+
+
+async def _until_listed(endpoint: Endpoint, serving: asyncio.Task[None]) -> None:
+    """Wait until discovery lists the instance; if serving fails first, raise its error."""
+
+    async def watch() -> None:
+        async with contextlib.aclosing(endpoint.runtime.discovery.watch(endpoint.instance_key)) as changes:
+            async for change in changes:
+                if isinstance(change, Put):
+                    return
+
+    seen = asyncio.create_task(watch())
+    await asyncio.wait({seen, serving}, return_when=asyncio.FIRST_COMPLETED)
+    seen.cancel()
+    await asyncio.gather(seen, return_exceptions=True)
+    if serving.done():
+        await serving

@@ -9,7 +9,7 @@ import pytest
 
 from dynamo.engines.base import EngineError, RankLoad
 from dynamo.engines.mocker import MockerEngine
-from dynamo.engines.mocker.from_spec import words_of
+from dynamo.engines.mocker.tokens import words_of
 from dynamo.engines.registry import EngineSpec, make_engine
 from dynamo.model import HubConfig, LocalModel, build_card, open_card
 from dynamo.protocols.card import ModelType

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.engines.mocker import MockVocabulary, ReasoningArgs
-from dynamo.engines.mocker.thinking import _last
-from dynamo.engines.mocker.tokens import MockAnswer, answer_for, total
+from dynamo.engines.mocker.tokens import MockAnswer, _last, answer_for, total
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.errors import InvalidArgument
 

@@ -37,7 +37,7 @@ def test_kv_events_are_published_on_sockets_of_our_own() -> None:
     assert events["endpoint"].startswith("ipc:///tmp/sockets/")
 
 
-@pytest.mark.parametrize(("flags", "fields"), [(["--disable-radix-cache"], {}), ([], {"kv_events": False})])
+@pytest.mark.parametrize(("flags", "fields"), [(["--disable-radix-cache"], {}), ([], {"disable_kv_routing": True})])
 def test_without_a_prefix_cache_or_routing_there_are_no_kv_events(flags: list[str], fields: dict[str, Any]) -> None:
     assert arguments(*flags, **fields).kv_events_config is None
 

@@ -17,7 +17,7 @@ from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ALIASES, ServerArgs
 
-from dynamo.engines.sglang.from_spec import KNOWN, NAMES
+from dynamo.engines.sglang import KNOWN, NAMES
 from dynamo.engines.sglang.options import _AS_THEY_ARE, _GUIDES
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -28,7 +28,7 @@ def test_what_is_not_given_has_defaults_for_a_router() -> None:
 
 
 def test_no_events_are_kept_where_none_are_published() -> None:
-    assert "event_buffer_max_size" not in arguments(kv_events=False)["kv_cache_config"]
+    assert "event_buffer_max_size" not in arguments(disable_kv_routing=True)["kv_cache_config"]
 
 
 def test_fields_are_flags_and_their_values_yaml() -> None:

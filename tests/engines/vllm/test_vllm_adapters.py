@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from dynamo.engines.registry import EngineSpec
-from dynamo.engines.vllm.from_spec import vllm_from_spec
+from dynamo.engines.vllm.environment import vllm_from_spec
 from dynamo.model import LocalModel, bundled
 from dynamo.model.adapter import lora_name_to_id
 from dynamo.protocols.engine import PreprocessedRequest, Routing, SamplingOptions, StopConditions

@@ -106,9 +106,9 @@ def test_without_a_prefix_cache_there_are_no_kv_events() -> None:
 
 
 def test_events_that_are_not_read_are_not_made_unless_vllm_s_own_flag_asks_for_them() -> None:
-    assert arguments(kv_events=False).kv_events_config is None
+    assert arguments(disable_kv_routing=True).kv_events_config is None
     own = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}'
-    assert arguments("--kv-events-config", own, kv_events=False).kv_events_config.endpoint == "tcp://*:5557"
+    assert arguments("--kv-events-config", own, disable_kv_routing=True).kv_events_config.endpoint == "tcp://*:5557"
 
 
 def test_the_environment_is_completed_and_never_overwritten() -> None:

@@ -14,8 +14,7 @@ import pytest_asyncio
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
-from dynamo.engines.vllm.environment import installed
-from dynamo.engines.vllm.from_spec import vllm_from_spec
+from dynamo.engines.vllm.environment import installed, vllm_from_spec
 from dynamo.model import LocalModel, bundled
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.errors import EngineShutdown, HttpError, InvalidArgument, from_exception

@@ -13,7 +13,7 @@ import pytest
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
-from dynamo.engines.vllm.from_spec import vllm_from_spec
+from dynamo.engines.vllm.environment import vllm_from_spec
 from dynamo.model import LocalModel, bundled
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import EngineShutdown

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 
 from dynamo.engines.base import RankLoad
 from dynamo.engines.registry import EngineSpec
-from dynamo.engines.vllm.from_spec import vllm_from_spec
+from dynamo.engines.vllm.environment import vllm_from_spec
 from dynamo.model import HubConfig, LoadedModel, LocalModel, build_card, bundled, open_card
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions

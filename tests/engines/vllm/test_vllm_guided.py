@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from dynamo.engines.base import Engine
 from dynamo.engines.registry import EngineSpec
-from dynamo.engines.vllm.from_spec import vllm_from_spec
+from dynamo.engines.vllm.environment import vllm_from_spec
 from dynamo.model import LocalModel, bundled
 from dynamo.pipeline.guidance import guided_calls, guided_decoding
 from dynamo.pipeline.parse import CallForm

@@ -11,9 +11,8 @@ from vllm.platforms import interface
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.vllm.nodes.cpu_ranks import announce_ranks, learn_ranks
-from dynamo.engines.vllm.nodes.followers import Followers, stay_with
+from dynamo.engines.vllm.nodes.followers import Followers, stay_with, until_leader_leaves
 from dynamo.engines.vllm.nodes.layout import Announcement, adopt, layout_of_leader
-from dynamo.engines.vllm.nodes.leader import until_leader_leaves
 from support.waiting import until
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dynamo.engines.registry import EngineSpec
-from dynamo.engines.vllm.from_spec import vllm_from_spec
+from dynamo.engines.vllm.environment import vllm_from_spec
 from dynamo.model import LocalModel, bundled
 from dynamo.protocols.forward_pass import QueuedRequestMetrics
+from dynamo.settings.worker import StepTraceSettings
 from engines.vllm.test_vllm_engine import request
 from support.sinks import Kept
 from support.waiting import until
@@ -17,7 +18,13 @@ ARGUMENTS = ["--kv-cache-memory-bytes", "64M", "--max-num-seqs", "2", "--max-num
 
 async def test_steps_add_up_to_what_was_asked() -> None:
     model = LocalModel(source="tiny", path=bundled())
-    spec = EngineSpec(model=model, model_name="tiny", context_length=512, arguments=ARGUMENTS, steps=True)
+    spec = EngineSpec(
+        model=model,
+        model_name="tiny",
+        context_length=512,
+        arguments=ARGUMENTS,
+        step_trace=StepTraceSettings(enabled=True),
+    )
     engine: Any = vllm_from_spec(spec)
     steps: list[Any] = []
     try:

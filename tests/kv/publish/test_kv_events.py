@@ -18,7 +18,7 @@ from dynamo.kv.hashing import prompt_hashes
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import KvSnapshot, Tier, WorkerRank
 from dynamo.kv.publish import engine_listener, feed
-from dynamo.kv.publish.publisher import dropped_events
+from dynamo.kv.publish.engine_listener import dropped_events
 from dynamo.llm import KvEventPublisher
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig

@@ -1,23 +1,31 @@
-"""What the inputs text, stdin and batch share: the model to ask, here or on the network, and request defaults."""
+"""What inputs share: the model to ask, here or on the network, the defaults of requests, and how they fail."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
-from dynamo.cli.run.files import request_template
+import msgspec
+
 from dynamo.cli.run.grammar import Command
 from dynamo.cli.run.local import engine_served
 from dynamo.engines.registry import engine_entry
 from dynamo.model import HubConfig
+from dynamo.protocols.errors import StartError
 from dynamo.router import RoutingConfig
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import NamespaceFilter
 from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models
+from dynamo.serving.request_template import RequestTemplate
 from dynamo.serving.served_model import ServedModel
 from dynamo.settings.frontend import FrontendSettings
+
+
+class RunError(StartError):
+    """dynamo-run cannot go on; the message is one line and names the fix."""
 
 
 @asynccontextmanager
@@ -67,3 +75,15 @@ def request_defaults(command: Command) -> RequestDefaults:
         max_completion_tokens=template.max_completion_tokens if template else None,
         raw=engine is not None and engine_entry(engine).repeats_prompt,
     )
+
+
+def request_template(path: str | None) -> RequestTemplate | None:
+    if path is None:
+        return None
+    try:
+        return msgspec.json.decode(Path(path).expanduser().read_bytes(), type=RequestTemplate)
+    except OSError as error:
+        raise RunError(f"--request-template {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RunError(f"--request-template {path}: {said}") from error

@@ -9,15 +9,17 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
 
 from dynamo.api.headers import ignored
-from dynamo.cli.run.answering import answering, request_defaults
-from dynamo.cli.run.errors import RunError
-from dynamo.cli.run.files import request_template
+from dynamo.cli.run.answering import RunError, answering, request_defaults, request_template
 from dynamo.cli.run.grammar import Command
-from dynamo.cli.run.progress import Progress
 from dynamo.cli.run.prompts import BadLine, Prompt, Request, read_prompt
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
 from dynamo.runtime import DistributedRuntime
@@ -165,3 +167,34 @@ class Batch:
         if self._ignored:
             lines.append(ignored("unknown fields", sorted(self._ignored)))
         return "\n".join(lines)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+
+class Progress:
+    def __init__(self, total: int, *, done: int) -> None:
+        self._bar = Bar(
+            BarColumn(),
+            MofNCompleteColumn(),
+            _Rate(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[failed]}", style="red"),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task("prompts", total=total, completed=done, failed="")
+
+    def advance(self, failed: int) -> None:
+        self._bar.update(self._task, advance=1, failed=f"{failed} failed" if failed else "")
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()

@@ -5,47 +5,28 @@ from typing import Annotated
 from msgspec import Meta
 
 from dynamo.engines.catalog import BUILT_IN
-from dynamo.settings import Option, Setting, Settings, options
+from dynamo.settings import Option, Setting, options
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.router import RouterSettings
-from dynamo.settings.worker import (
-    AT_LEAST_1,
-    ContextLength,
-    EngineQueueLimit,
-    EngineRequestLimit,
-    ExtraEngineArgs,
-    KvCacheBlockSize,
-    MigrationLimit,
-    ModelName,
-    ReasoningParser,
-    ToolCallParser,
-)
+from dynamo.settings.worker import EngineSettings
 
 
-class RunSettings(Settings, frozen=True, kw_only=True):
+class RunSettings(EngineSettings, frozen=True, kw_only=True):
     # fmt: off
     model_path: Annotated[str | None, Setting(
         "--model-path", help="the same as the word MODEL", metavar="MODEL", group="model")] = None
-    model_name: ModelName = None
-    model_config: Annotated[str | None, Setting(
-        "--model-config", help="the tokenizer for a GGUF file", metavar="FOLDER", group="model")] = None
-    context_length: ContextLength = None
-    dyn_tool_call_parser: ToolCallParser = "auto"
-    dyn_reasoning_parser: ReasoningParser = "auto"
-    kv_cache_block_size: KvCacheBlockSize = None
-    tensor_parallel_size: Annotated[int, Meta(ge=1, le=255), Setting(
-        "--tensor-parallel-size", help="GPUs", group="engine")] = 1
-    base_gpu_id: Annotated[int, Meta(ge=0, le=255), Setting(
-        "--base-gpu-id", help="the first GPU to use", group="engine")] = 0
-    num_nodes: Annotated[int, AT_LEAST_1, Setting(
-        "--num-nodes", help="nodes that run one engine", group="engine")] = 1
-    node_rank: Annotated[int, Meta(ge=0, le=2**31 - 1), Setting(
-        "--node-rank", help="rank of this node; 0 is the leader", group="engine")] = 0
-    leader_addr: Annotated[str | None, Setting(
-        "--leader-addr", help="address of the leader", metavar="HOST:PORT", group="engine",
-        aliases=("--dist-init-addr",))] = None
-    extra_engine_args: ExtraEngineArgs = None
+    model_name: Annotated[str | None, Setting(
+        "--model-name", metavar="NAME", help="name to serve the model as", group="model",
+        default="repo or file")] = None
+    # Without a setting a field is no flag here: `in=dyn://` names the endpoint, and the router's mode says whether KV
+    # events are of use.
+    custom_jinja_template: str | None = None
+    endpoint_types: str | None = None
+    namespace: str | None = None
+    component: str | None = None
+    endpoint: str | None = None
+    disable_kv_routing: bool = False
     request_template: Annotated[str | None, Setting(
         "--request-template", help="JSON: defaults for fields of requests", metavar="FILE", group="requests")] = None
     batch_concurrency: Annotated[int, Meta(ge=1, le=65536), Setting(
@@ -54,9 +35,6 @@ class RunSettings(Settings, frozen=True, kw_only=True):
         "--output", help="where the answers of a batch go", metavar="FILE", group="requests",
         default="output.jsonl")] = None
     # fmt: on
-    migration_limit: MigrationLimit = 0
-    engine_request_limit: EngineRequestLimit = 0
-    engine_queue_limit: EngineQueueLimit = 16
 
 
 _ONE_PROCESS = ("--http-workers",)

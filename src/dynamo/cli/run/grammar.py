@@ -47,7 +47,6 @@ class Output(Struct, frozen=True):
 class Command(RunSettings, frozen=True, kw_only=True):
     input: Input
     output: Output
-    model: str | None = None
     arguments: list[str] = field(default_factory=list)
     verbosity: int = 0
     notes: list[str] = field(default_factory=list)
@@ -109,7 +108,7 @@ def parse(words: Sequence[str], *, terminal: bool = True) -> Command:
     values.setdefault("input", Input("text" if terminal else "stdin"))
     values.setdefault("output", Output(DEFAULT_ENGINE, by_default=True))
     own = read(RunSettings, {}, settings.given(given, RunSettings))
-    values["model"] = _model(models, own.get("model_path"))
+    own["model_path"] = _model(models, own.get("model_path"))
     command = Command(**own, **values, verbosity=verbosity, notes=notes, flags=given)
     if command.show is None:
         _check(command)
@@ -229,12 +228,14 @@ def _check(command: Command) -> None:
         for name, value in (
             ("--context-length", command.context_length),
             ("--kv-cache-block-size", command.kv_cache_block_size),
-            ("--extra-engine-args", command.extra_engine_args),
+            ("--extra-engine-args", command.engine_args_file),
         ):
             if value is not None:
                 raise UsageError(f"{name} belongs to the workers: give it where the engine runs, not with out=dyn")
-        if command.model:
-            raise UsageError(f"out=dyn serves what workers offer, not {command.model}; to pick one use --model-name")
+        if command.model_path:
+            raise UsageError(
+                f"out=dyn serves what workers offer, not {command.model_path}; to pick one use --model-name"
+            )
     if ("tls_cert_path" in command.flags) != ("tls_key_path" in command.flags):
         raise UsageError("--tls-cert-path and --tls-key-path need each other")
     if command.node_rank >= command.num_nodes:

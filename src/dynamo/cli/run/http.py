@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 
-from dynamo.cli.run.files import request_template
+from dynamo.cli.run.answering import request_template
 from dynamo.cli.run.grammar import Command
 from dynamo.cli.run.local import engine_served, served_name
 from dynamo.frontend.config import FrontendConfig, nothing_served_hint

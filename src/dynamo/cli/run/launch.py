@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _QUIET = ("text", "stdin", "batch")
 """Inputs whose standard error is for the user: they log warnings only."""
+_ELSEWHERE = {"dyn": ("local", "run_worker"), "none": ("local", "run_follower")}
+"""The inputs without a module of their own."""
 
 
 def launch(command: Command, environ: Mapping[str, str]) -> None:
@@ -44,7 +46,7 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
 
 
 def _with_default_engine(command: Command) -> Command:
-    chosen = default_engine(command.model)
+    chosen = default_engine(command.model_path)
     log.info("no out= given, using out=%s: %s", chosen.engine, chosen.reason)
     if command.input.kind in _QUIET and sys.stderr.isatty():
         print(f"no out= given, using out={chosen.engine}: {chosen.reason}", file=sys.stderr, flush=True)
@@ -73,14 +75,15 @@ def _shared_network(command: Command, environ: Mapping[str, str], otherwise: str
 
 
 def _input(command: Command) -> Any:
-    """The module of the input; only the one that runs is imported."""
-    return importlib.import_module(f"dynamo.cli.run.{command.input.kind}")
+    """The function of the input; only the module that runs is imported."""
+    module, name = _ELSEWHERE.get(command.input.kind, (command.input.kind, "run"))
+    return getattr(importlib.import_module(f"dynamo.cli.run.{module}"), name)
 
 
-async def _run(command: Command, environ: Mapping[str, str], network: RuntimeConfig, module: Any) -> int:
+async def _run(command: Command, environ: Mapping[str, str], network: RuntimeConfig, run: Any) -> int:
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
     try:
-        return await run_until_signalled(runtime, module.run(runtime, command, environ)) or 0
+        return await run_until_signalled(runtime, run(runtime, command, environ)) or 0
     except Interrupted:
         # A thread that loads a model cannot be stopped, and the event loop would wait for it.
         sys.stderr.flush()

@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 from msgspec import structs
 
 from dynamo.cli.run.grammar import Command, UsageError
+from dynamo.engines.registry import EngineSpec
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import DistributedRuntime
-from dynamo.runtime.names import EndpointId
-from dynamo.runtime.plane.admission import request_limit
+from dynamo.runtime.names import DEFAULT_NAMESPACE, EndpointId
+from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.worker import StepTraceSettings
 from dynamo.worker import life, model
-from dynamo.worker.config import WorkerConfig
+from dynamo.worker.config import engine_spec
 
 
 @asynccontextmanager
@@ -33,9 +34,8 @@ async def engine_served(
     """
     if command.input.kind == "http" or sys.stderr.isatty():
         print(f"loading {served_name(command)} …", file=sys.stderr, flush=True)
-    steps = StepTraceSettings.from_env(environ)
-    config = structs.replace(worker_config(command), kv_events=kv_events, step_trace=steps)
-    async with life.engine_served(runtime, config, environ, endpoint_id) as card:
+    spec = structs.replace(spec_of(command, environ), disable_kv_routing=not kv_events)
+    async with life.engine_served(runtime, spec, endpoint_id) as card:
         if not card.takes_requests and command.input.kind != "dyn":
             raise UsageError(f"a {card.worker_type.value} worker answers no requests itself: use in=dyn://...")
         yield card
@@ -43,28 +43,43 @@ async def engine_served(
 
 def served_name(command: Command) -> str:
     """The name under which the engine of this process will serve its model."""
-    return model.served_name(worker_config(command))
+    return model.served_name(spec_of(command, {}))
 
 
-def worker_config(command: Command) -> WorkerConfig:
+def spec_of(command: Command, environ: Mapping[str, str]) -> EngineSpec:
     assert command.output.engine
-    return WorkerConfig(
+    return engine_spec(
+        command,
         engine=command.output.engine,
+        step_trace=StepTraceSettings.from_env(environ),
         file=command.output.file,
-        model=command.model,
-        model_config=command.model_config,
-        model_name=command.model_name,
-        context_length=command.context_length,
-        kv_cache_block_size=command.kv_cache_block_size,
-        tool_call_parser=command.dyn_tool_call_parser,
-        reasoning_parser=command.dyn_reasoning_parser,
-        tensor_parallel_size=command.tensor_parallel_size,
-        base_gpu_id=command.base_gpu_id,
-        num_nodes=command.num_nodes,
-        node_rank=command.node_rank,
-        leader_addr=command.leader_addr,
-        extra_engine_args=command.extra_engine_args,
-        arguments=command.arguments,
-        migration_limit=command.migration_limit,
-        request_limit=request_limit(command.engine_request_limit, command.engine_queue_limit),
+        environ=environ,
     )
+
+
+async def run_worker(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
+    """in=dyn://NAMESPACE.COMPONENT.ENDPOINT: a worker that frontends find by discovery."""
+    endpoint_id = worker_endpoint(command, environ)
+    async with engine_served(runtime, command, environ, endpoint_id, kv_events=True) as card:
+        print(f"worker for '{card.name}' at {endpoint_id}", file=sys.stderr, flush=True)
+        await runtime.wait_for_shutdown()
+    return 0
+
+
+def worker_endpoint(command: Command, environ: Mapping[str, str]) -> EndpointId:
+    """Where the worker serves: a namespace that `in=` leaves out is that of --namespace, else of DYN_NAMESPACE."""
+    settings = command.read(FrontendSettings, environ)
+    endpoint_id = EndpointId.parse(command.input.target, settings.namespace or DEFAULT_NAMESPACE)
+    asked = command.flags.get("namespace")
+    if asked is not None and endpoint_id.namespace != asked:
+        raise UsageError(f"the namespace is given twice: in={endpoint_id} and --namespace {asked}")
+    return endpoint_id
+
+
+async def run_follower(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
+    """in=none: a follower node of an engine that spans several nodes; requests go to the leader."""
+    async with life.engine_started(runtime, spec_of(command, environ)):
+        follows = f"node {command.node_rank} of {command.num_nodes} follows {command.leader_addr}"
+        print(follows, file=sys.stderr, flush=True)
+        await runtime.wait_for_shutdown()
+    return 0

@@ -7,8 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from dynamo.cli.run.answering import answering, request_defaults
-from dynamo.cli.run.errors import RunError
+from dynamo.cli.run.answering import RunError, answering, request_defaults
 from dynamo.cli.run.grammar import Command
 from dynamo.process.threads import in_thread
 from dynamo.protocols.chat import Message

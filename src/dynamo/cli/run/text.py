@@ -6,8 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from dynamo.cli.chat import TerminalChat
-from dynamo.cli.run.answering import answering, request_defaults
-from dynamo.cli.run.errors import RunError
+from dynamo.cli.run.answering import RunError, answering, request_defaults
 from dynamo.cli.run.grammar import Command
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from dynamo.engines.base import EngineError
-from dynamo.engines.registry import EngineSpec
+from dynamo.engines.registry import EngineSpec, own_flags
 from dynamo.protocols.card import WorkerType
 from dynamo.settings import Setting, options
 from dynamo.settings.setting import nearest
@@ -63,9 +63,13 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
             if asked:
                 raise EngineError(f"llamacpp cannot follow {flag}: it runs on one node and picks its devices itself")
         values = dict(spec.extra_engine_args)
-        for name, value in _flags(spec.arguments).items():
+        try:
+            own = own_flags(cls, spec.arguments)
+        except ValueError as error:
+            raise EngineError(f"llamacpp: {error}") from None
+        for name, (flag, value) in own.items():
             if values.setdefault(name, value) != value:
-                raise EngineError(f"--{name.replace('_', '-')} says {value}, --extra-engine-args says {values[name]}")
+                raise EngineError(f"{flag} says {value}, --extra-engine-args says {values[name]}")
         for option in options(cls):
             variable = next((each for each in option.variables if spec.environ.get(each, "").strip()), None)
             if variable is not None and option.field not in values:
@@ -109,23 +113,6 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         if self.n_threads is not None:
             return self.n_threads
         return 1 if path.stat().st_size < _SMALL else min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-
-
-def _flags(arguments: list[str]) -> dict[str, Any]:
-    known = {flag: option for option in options(LlamaCppArgs) for flag in option.flags}
-    values: dict[str, Any] = {}
-    left = iter(arguments)
-    for argument in left:
-        flag, given, text = argument.partition("=")
-        option = known.get(flag)
-        if option is None:
-            raise EngineError(f"llamacpp has no argument '{flag}'{nearest(flag, known)} ({', '.join(known)})")
-        text = text if given else next(left, "")
-        try:
-            values[option.field] = option.value(text, flag)
-        except ValueError as error:
-            raise EngineError(f"llamacpp: {error}") from None
-    return values
 
 
 def gguf_file(spec: EngineSpec) -> Path:

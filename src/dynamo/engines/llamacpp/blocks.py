@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 
-from dynamo.engines.llamacpp.memory import SequenceMemory
 from dynamo.kv.messages import Cleared, KvChange, Removed, Stored
+
+
+class SequenceMemory(Protocol):
+    def share(self, source: int, target: int, count: int) -> None:
+        """Let `target` begin with the first `count` positions of `source`, without copying them."""
+
+    def truncate(self, sequence: int, count: int) -> None:
+        """Keep only the first `count` positions."""
 
 
 class Block:

@@ -32,8 +32,7 @@ from dynamo.engines.llamacpp.scheduler import LlamaScheduler
 from dynamo.engines.llamacpp.state import SequenceStates
 from dynamo.engines.llamacpp.thread import EngineThread, StepReport
 from dynamo.engines.llamacpp.tier_metrics import TierMetrics
-from dynamo.engines.llamacpp.tier_setup import open_tiers
-from dynamo.engines.llamacpp.weights import weights_digest
+from dynamo.engines.llamacpp.tier_setup import open_tiers, weights_digest
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import HubConfig, LoadedModel, ModelError, build_card, open_card
 from dynamo.protocols.card import ModelInput, ModelType, WorkerType

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dynamo.engines.grammar_guide import GrammarGuide
 from dynamo.engines.llamacpp.blocks import Held
 from dynamo.engines.llamacpp.sampling import Sampler
-from dynamo.engines.refusals import refuse_options
+from dynamo.engines.request_options import refuse_options
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.kv.tiers import TierFetch
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, TopLogprob, Usage

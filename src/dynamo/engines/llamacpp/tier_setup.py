@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import xxhash
+
 from dynamo.engines.base import EngineError
 from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.llamacpp.blocks import BlockMap
 from dynamo.engines.llamacpp.decoder import LlamaDecoder
 from dynamo.engines.llamacpp.library import version
 from dynamo.engines.llamacpp.prefix_tiers import PrefixTiers
-from dynamo.engines.llamacpp.weights import weights_digest
 from dynamo.kv.prompt_cost import Pace
 from dynamo.kv.tiers import FolderTier, MemoryTier, TierFolderError, TierStore
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _GB = 10**9
 _SEGMENT_TOKENS = 256
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 
 
 def open_tiers(args: LlamaCppArgs, file: Path, decoder: LlamaDecoder, blocks: BlockMap) -> PrefixTiers | None:
@@ -60,3 +62,14 @@ def open_tiers(args: LlamaCppArgs, file: Path, decoder: LlamaDecoder, blocks: Bl
 def fingerprint(file: Path, cache_type: str, block_size: int) -> str:
     """Equal for two engines exactly when the states of one are right for the other."""
     return weights_digest(file, 2, version(), cache_type, block_size, file.stat().st_mtime_ns)
+
+
+def weights_digest(file: Path, *about: object) -> str:
+    """Covers `about`, the size of the file and samples of its bytes; equal for copies of one file."""
+    size = file.stat().st_size
+    digest = xxhash.xxh3_128(repr((*about, size)).encode())
+    with file.open("rb") as weights:
+        for sample in range(_SAMPLES):
+            weights.seek(sample * max(0, size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+            digest.update(weights.read(_SAMPLE_BYTES))
+    return str(digest.hexdigest())

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dynamo.engines.guided_schema import choice_regex, json_grammar, json_schema, tool_calls
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
-from dynamo.engines.refusals import refuse_options
+from dynamo.engines.request_options import refuse_options
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
 from dynamo.protocols.errors import InvalidArgument
 

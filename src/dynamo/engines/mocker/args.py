@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Struct, structs
 
+from dynamo.engines.registry import EngineSpec, own_flags
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.settings import Setting
@@ -99,6 +100,24 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     # fmt: on
 
     @classmethod
+    def from_spec(cls, spec: EngineSpec) -> MockerArgs:
+        """Raises InvalidArgument. The card follows the flags, so the file of arguments must not contradict them."""
+        from .profile import timing_for  # it imports this module
+
+        try:
+            own = own_flags(cls, spec.arguments)
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from None
+        shared = (
+            ("--kv-cache-block-size", "block_size", spec.kv_cache_block_size),
+            ("--context-length", "max_model_len", spec.context_length),
+        )
+        flags = [each for each in shared if each[2] is not None]
+        args = cls.from_json(spec.extra_engine_args, [*flags, *((flag, name, it) for name, (flag, it) in own.items())])
+        timing_for(args)  # a profile that cannot be read is a wrong flag
+        return args
+
+    @classmethod
     def from_json(cls, source: bytes | str | Mapping[str, Any], flags: Iterable[Flag] = ()) -> MockerArgs:
         """From the text of an `--extra-engine-args` file or its dict; an InvalidArgument names what is wrong.
 
@@ -111,10 +130,12 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
                     raise InvalidArgument(f"mocker argument '{alias}' is another name for '{name}': give only one")
                 values[name] = values.pop(alias)
         _read_roles(values)
+        said = dict.fromkeys(values, "the file of engine arguments")
         for flag, alias, value in flags:
             name = _ALIASES.get(alias, alias)
             if values.setdefault(name, value) != value:
-                raise InvalidArgument(f"{flag} says {value}, the file of engine arguments says {values[name]}")
+                raise InvalidArgument(f"{flag} says {value}, {said[name]} says {values[name]}")
+            said.setdefault(name, flag)
         for key in values:
             if key in _UPSTREAM_ONLY or key.startswith(("aic_", "sglang_", "trtllm_")):
                 raise InvalidArgument(f"mocker argument '{key}' is not implemented here")

@@ -7,9 +7,13 @@ import logging
 import time
 from array import array
 from collections.abc import Callable
+from functools import cache, lru_cache
 from itertools import count
+from pathlib import Path
+from threading import Lock
 
 from dynamo.engines.base import (
+    EngineError,
     EngineInfo,
     KvListener,
     KvTierListener,
@@ -17,9 +21,11 @@ from dynamo.engines.base import (
     RankLoad,
     StepListener,
 )
-from dynamo.engines.refusals import refuse_options
+from dynamo.engines.registry import EngineSpec
+from dynamo.engines.request_options import refuse_options
 from dynamo.kv.hashing import salt_seed
-from dynamo.protocols.card import ModelInput
+from dynamo.model import HubConfig, LocalModel, build_card, open_card
+from dynamo.protocols.card import ModelCard, ModelInput, ModelType
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.stream import Sink
@@ -32,7 +38,7 @@ from .ranks import Iteration, RankEvents, Ranks, RankTierEvents
 from .scheduler import Finished, Load
 from .sequence import Sequence
 from .timing import Timing
-from .tokens import MockAnswer, MockVocabulary, answer_for
+from .tokens import MockAnswer, MockVocabulary, answer_for, words_of
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +111,19 @@ class MockerEngine(MockHandoffs):
         self._on_steps: StepListener | None = None
         self._load_timer: asyncio.TimerHandle | None = None
         self._load_reported_at = 0.0
+
+    @classmethod
+    def from_spec(cls, spec: EngineSpec) -> MockerEngine:
+        """The card follows the flags."""
+        model = spec.model_config or spec.model
+        if model is None:
+            raise EngineError("out=mocker needs a model, for its tokenizer")
+        try:
+            args = MockerArgs.from_spec(spec)
+            card, vocabulary = _described(model, args.max_model_len)
+            return cls(args.within(card), vocabulary=vocabulary)
+        except InvalidArgument as error:
+            raise EngineError(f"out=mocker: {error.message}") from error
 
     async def start(self) -> EngineInfo:
         """Ready after `startup_time`; says what a router should know."""
@@ -369,3 +388,16 @@ class MockerEngine(MockHandoffs):
         for request_id, sink in sinks:
             self.ranks.cancel(request_id)
             sink.fail(from_exception(error))
+
+
+@lru_cache(maxsize=1)
+def _described(model: LocalModel, context_length: int | None) -> tuple[ModelCard, Callable[[], MockVocabulary]]:
+    """Its card and, read when first called, its words: the same for all workers of a process."""
+    card = build_card(model, name="mocker", model_type=ModelType.Backend, context_length=context_length)
+    lock, read = Lock(), cache(lambda: words_of(open_card(card, HubConfig(cache=Path(), offline=True))))
+
+    def words() -> MockVocabulary:
+        with lock:
+            return read()
+
+    return card, words

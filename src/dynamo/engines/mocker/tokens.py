@@ -16,11 +16,11 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from zlib import adler32
 
+from dynamo.model import LoadedModel
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 
 from .args import ReasoningArgs
-from .thinking import thinking
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _SUM, _POSITION, _MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -51,6 +51,21 @@ class MockVocabulary:
 
     def holds_any(self, ids: Collection[int]) -> bool:
         return not self._set.isdisjoint(ids)
+
+
+def words_of(loaded: LoadedModel) -> MockVocabulary:
+    """Ids that are neither an end nor special, so that answers run to their length, and that are text by themselves.
+
+    A part of a character is shown when the rest has come: what a client sees of the first token would be the second.
+    """
+    tokenizer = loaded.tokenizer
+    ends = frozenset(tokenizer.special_ids) | set(loaded.eos_token_ids)
+
+    def whole(word: int) -> bool:
+        text = tokenizer.decode([word])
+        return bool(text) and "\ufffd" not in text
+
+    return MockVocabulary(0, tokenizer.vocab_size, ends, fit=whole)
 
 
 def mixed_context(context_sum: int, position: int) -> int:
@@ -272,3 +287,39 @@ def answer_for(
             context, prompt, seed, words, limit, marks, least=least, end_token=end_token, stop_tokens=stops
         )
     return MockAnswer(context, prompt, seed, words, limit, marks)
+
+
+def thinking(
+    reasoning: ReasoningArgs, token_ids: Sequence[int], ends: Collection[int], limit: int, mean: int | None
+) -> dict[int, int]:
+    """The two tokens around the thinking, by their positions in the sequence.
+
+    Thinking that began in the prompt, in a turn that has not ended since, is this answer's own: another worker was cut
+    short. Of an answer that ends by itself only the `mean` length is known.
+    """
+    packed = array("I", token_ids).tobytes()
+    prompt = len(token_ids)
+    begin = _last(packed, reasoning.start_thinking_token_id)
+    if begin <= max((_last(packed, end) for end in ends), default=-1):
+        begin = prompt
+    elif begin < _last(packed, reasoning.end_thinking_token_id):
+        return {}
+    length = prompt - begin + limit
+    expected = length if mean is None else min(length, mean)
+    thoughts = min(max(int(expected * reasoning.thinking_ratio), 2), length)
+    marks = {begin: reasoning.start_thinking_token_id}
+    if thoughts > 1:
+        marks[begin + thoughts - 1] = reasoning.end_thinking_token_id
+    return marks
+
+
+def _last(packed: bytes, token: int) -> int:
+    """Where in packed tokens it stands last, or -1."""
+    if not 0 <= token < 2**32:
+        return -1
+    wanted = array("I", [token]).tobytes()
+    size = len(wanted)
+    at = packed.rfind(wanted)
+    while at >= 0 and at % size:
+        at = packed.rfind(wanted, 0, at + size - 1)
+    return at // size

@@ -15,8 +15,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
-from dynamo.engines.vllm.connector import Mode, add_mode, transferring
-from dynamo.engines.vllm.offload import offloading
+from dynamo.engines.vllm.connector import Mode, add_mode, offloading, transferring
 from dynamo.model import LocalModel
 from dynamo.settings import nearest
 

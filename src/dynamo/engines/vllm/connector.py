@@ -1,4 +1,5 @@
-"""`--disaggregation-mode`: the connector by which vLLM moves computed prompts, and where others find this engine."""
+"""The connectors of vLLM: with `--disaggregation-mode` one moves computed prompts, and says where others find it; with
+`--kv-offload-gb N` one keeps the KV blocks that leave the GPU in host memory."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _HOST, _PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 _PORTS = range(20_000, 32_000)
 """Below those that the system gives to connections: vLLM binds its port minutes after it is chosen."""
+_GB = 10**9
 
 
 def add_mode(parser: ArgumentParser) -> None:
@@ -83,3 +85,22 @@ def _is_free(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def offloading(gigabytes: float, *, cpu: bool, configured: Any = None) -> KVTransferConfig:
+    """The connector's configuration; `configured` is the user's own. Raises EngineError where it cannot work."""
+    if not 0 < gigabytes < 1e6:
+        raise EngineError(f"--kv-offload-gb must be a number of gigabytes above 0, not {gigabytes:g}")
+    if cpu:
+        raise EngineError("--kv-offload-gb needs a GPU: on CPUs vLLM keeps its whole KV cache in host memory already")
+    if configured is not None:
+        raise EngineError(
+            "--kv-offload-gb and vLLM's --kv-transfer-config both choose a connector: give one, or name "
+            "OffloadingConnector inside a MultiConnector"
+        )
+    return KVTransferConfig(
+        kv_connector="OffloadingConnector",
+        kv_role="kv_both",
+        # Without the second one its KV events have no tokens, and no router can tell which prompts they are of.
+        kv_connector_extra_config={"cpu_bytes_to_use": int(gigabytes * _GB), "self_describing_kv_events": True},
+    )

@@ -1,14 +1,25 @@
-"""Which vLLM is installed, and the environment it needs, which must be set before it is imported."""
+"""An engine from its spec: which vLLM is installed, and the environment it needs, set before it is imported."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import logging
+import os
+import tempfile
 from collections.abc import Iterable, MutableMapping
+from pathlib import Path
 
 from msgspec import Struct
 
-from dynamo.engines.base import EngineError
+from dynamo.engines.base import Engine, EngineError
+from dynamo.engines.registry import EngineSpec
+from dynamo.engines.vllm.nodes.orphans import mark
+
+# vLLM is imported only when its environment is set, but if it is missing, that must be known before a model is fetched.
+_found = importlib.util.find_spec("vllm")
+if _found is None or _found.origin is None:  # a folder of that name is not vLLM
+    raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
 
 log = logging.getLogger(__name__)
 
@@ -69,3 +80,34 @@ def prepare(environ: MutableMapping[str, str], build: Build, arguments: Iterable
 def unlike_tested(build: Build, error: Exception) -> EngineError:
     """For a vLLM that lacks a name this worker uses."""
     return EngineError(f"vLLM {build.version} does not fit this worker, tested with {' and '.join(TESTED)}: {error}")
+
+
+def vllm_from_spec(spec: EngineSpec) -> Engine:
+    """Imports vLLM, which takes seconds, and reads its arguments; raises EngineError for those it does not have."""
+    build = installed()
+    prepare(os.environ, build, [*spec.arguments, *spec.extra_engine_args])
+    mark(os.environ)
+    if spec.base_gpu_id:
+        gpus = range(spec.base_gpu_id, spec.base_gpu_id + spec.tensor_parallel_size)
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus)))
+    try:
+        from dynamo.engines.vllm.arguments import engine_arguments
+        from dynamo.engines.vllm.connector import announce
+        from dynamo.engines.vllm.engine import VllmEngine
+        from dynamo.engines.vllm.nodes.follower import VllmFollower
+        from dynamo.engines.vllm.steps import announce_steps
+    except (ImportError, AttributeError) as error:
+        raise unlike_tested(build, error) from error
+    sockets = tempfile.TemporaryDirectory(prefix="dynamo-vllm-", ignore_cleanup_errors=True)
+    try:
+        args = engine_arguments(spec, cpu=build.cpu, sockets=Path(sockets.name))
+        announce_steps(os.environ, Path(sockets.name) if spec.steps else None)
+        if args.disaggregation_mode != "agg":
+            announce(os.environ, args.data_parallel_size)
+    except BaseException:
+        sockets.cleanup()
+        raise
+    if spec.node_rank:
+        sockets.cleanup()
+        return VllmFollower(args)
+    return VllmEngine(args, sockets)

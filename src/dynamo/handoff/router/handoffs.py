@@ -34,7 +34,7 @@ from dynamo.router.placement import Placement
 from dynamo.runtime import Context
 from dynamo.runtime.metrics import Histogram, log_buckets
 from dynamo.runtime.stream import FirstAnswer
-from dynamo.settings.handoff import HandoffConfig
+from dynamo.settings.router import HandoffConfig
 
 log = logging.getLogger(__name__)
 

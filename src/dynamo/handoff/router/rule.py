@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from dynamo.handoff.router.costs import HandoffCosts
-from dynamo.settings.handoff import HandoffConfig
+from dynamo.settings.router import HandoffConfig
 
 
 class HandoffCase(Struct, frozen=True, kw_only=True):

@@ -19,6 +19,8 @@ import zmq.asyncio
 
 from dynamo.kv.publish.engine_events import EngineBatch, MalformedEvents, decode_batch, decode_sequence
 from dynamo.kv.publish.translate import EngineRank
+from dynamo.runtime import Component
+from dynamo.runtime.metrics import Metric
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,16 @@ def engine_address(name: str, address: str) -> str:
     if not _ADDRESS.fullmatch(address):
         raise ValueError(f"{name} must be a ZMQ address such as tcp://127.0.0.1:5557, not {address!r}")
     return address
+
+
+def listen(
+    component: Component, rank: EngineRank, address: str, topic: str = "", replay_address: str | None = None
+) -> asyncio.Task[None]:
+    """Publish what an engine publishes at `address`, until the task is cancelled or the runtime ends."""
+    address = engine_address("zmq_endpoint", address)
+    replay = engine_address("zmq_replay_endpoint", replay_address) if replay_address else None
+    listener = EngineListener(rank, address, topic, replay, dropped_events(component).count)
+    return component.runtime.own(listener.run(), f"listening to KV events at {address}")
 
 
 class EngineListener:
@@ -188,3 +200,35 @@ class EngineListener:
     def _forget(self) -> None:
         self._rank.forget()
         self._next = None
+
+
+class DroppedEvents:
+    """Of all ranks of one instance: the batches of KV events that engines have lost before this process took them."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def count(self, batches: int) -> None:
+        self.batches += batches
+
+
+_DROPPED: Metric[DroppedEvents] = Metric("counter", "dynamo_component_kv_publisher_engines_dropped_events_total",
+    "Batches of KV events that are missing between two of an engine and could not be had again",
+    lambda dropped: dropped.batches)  # fmt: skip
+
+
+def dropped_events(component: Component) -> DroppedEvents:
+    """The count of this runtime's instance of the component, created and shown on first use."""
+
+    def create() -> DroppedEvents:
+        dropped = DroppedEvents()
+        if status := component.runtime.status:
+            labels = {
+                "dynamo_namespace": component.namespace,
+                "dynamo_component": component.name,
+                "worker_id": f"{component.runtime.instance_id:x}",
+            }
+            status.add_families(lambda: [_DROPPED.family([(labels, dropped)])])
+        return dropped
+
+    return component.runtime.shared((DroppedEvents, component.namespace, component.name), create)

@@ -11,31 +11,15 @@ from typing import Any
 
 from dynamo.kv.messages import Tier
 from dynamo.kv.publish.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
-from dynamo.kv.publish.engine_listener import EngineListener, engine_address
+from dynamo.kv.publish.engine_listener import engine_address, listen
 from dynamo.kv.publish.feed import component_of, kv_feed
 from dynamo.kv.publish.translate import EngineRank
 from dynamo.runtime import Component, Endpoint
-from dynamo.runtime.metrics import Metric
 
 log = logging.getLogger(__name__)
 
 MAX_BATCHING_MS = 15_000
 _MASK = (1 << 64) - 1
-
-
-class DroppedEvents:
-    """Of all ranks of one instance: the batches of KV events that engines have lost before this process took them."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-
-    def count(self, batches: int) -> None:
-        self.batches += batches
-
-
-_DROPPED: Metric[DroppedEvents] = Metric("counter", "dynamo_component_kv_publisher_engines_dropped_events_total",
-    "Batches of KV events that are missing between two of an engine and could not be had again",
-    lambda dropped: dropped.batches)  # fmt: skip
 
 
 class KvEventPublisher:
@@ -84,9 +68,7 @@ class KvEventPublisher:
         self._closed = False
         self._listening: asyncio.Task[None] | None = None
         if address:
-            dropped = dropped_events(component_of(endpoint)).count
-            listener = EngineListener(self._rank, address, zmq_topic or "", replay, dropped)
-            self._listening = runtime.own(listener.run(), f"listening to KV events at {address}")
+            self._listening = listen(component_of(endpoint), self._rank, address, zmq_topic or "", replay)
 
     def publish_stored(
         self,
@@ -229,20 +211,3 @@ def _within(name: str, value: int, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value < high:
         raise ValueError(f"{name} must be an integer in {low}..{high - 1}, not {value!r}")
     return value
-
-
-def dropped_events(component: Component) -> DroppedEvents:
-    """The count of this runtime's instance of the component, created and shown on first use."""
-
-    def create() -> DroppedEvents:
-        dropped = DroppedEvents()
-        if status := component.runtime.status:
-            labels = {
-                "dynamo_namespace": component.namespace,
-                "dynamo_component": component.name,
-                "worker_id": f"{component.runtime.instance_id:x}",
-            }
-            status.add_families(lambda: [_DROPPED.family([(labels, dropped)])])
-        return dropped
-
-    return component.runtime.shared((DroppedEvents, component.namespace, component.name), create)

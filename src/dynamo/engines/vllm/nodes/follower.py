@@ -13,9 +13,8 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from dynamo.engines.base import DeathListener, EngineError, EngineInfo
 from dynamo.engines.vllm.arguments import EngineArguments
 from dynamo.engines.vllm.nodes.cpu_ranks import announce_ranks
-from dynamo.engines.vllm.nodes.followers import stay_with
+from dynamo.engines.vllm.nodes.followers import stay_with, until_leader_leaves
 from dynamo.engines.vllm.nodes.layout import adopt, layout_of_leader
-from dynamo.engines.vllm.nodes.leader import until_leader_leaves
 from dynamo.engines.vllm.nodes.orphans import OwnChildren
 from dynamo.process.threads import in_thread
 from dynamo.protocols.card import ModelInput

@@ -1,4 +1,4 @@
-"""Whether the followers of an engine on several nodes are still there, as their leader sees it.
+"""Whether the nodes of an engine are still there: a leader holds a connection of each follower, which watches it too.
 
 vLLM's processes of the leader wait for a follower that has ended: for minutes, or until the next request.
 """
@@ -11,9 +11,32 @@ import secrets
 import socket
 from collections.abc import Callable
 
-from dynamo.engines.vllm.nodes.leader import keep_probing
-
+_PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""A machine that no longer answers is gone after 30 seconds."""
 _GREETING_SECONDS = 10.0
+
+
+def keep_probing(held: socket.socket) -> None:
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _PROBES.items():
+        if hasattr(socket, name):
+            held.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def until_leader_leaves(host: str, port: int) -> None:
+    """Returns when the store at which all processes of the engine met, which is part of the leader, is closed."""
+    writer = None
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+        keep_probing(writer.get_extra_info("socket"))
+        await reader.read()  # it sends nothing to a connection that asks for nothing
+    except OSError:
+        """It refused the connection, or broke it off."""
+    finally:
+        if writer is not None:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 class Followers:

@@ -27,7 +27,7 @@ Start the components that the file lists on this machine, restart those that die
       flags: {model: tiny}       # --model tiny
       env: {DYN_LOG: debug}      # {index} in a flag or variable is the number of the replica, from 0
     frontend:
-      flags: {http-port: 8000, router-mode: kv}
+      flags: {http-port: 8080, router-mode: kv}
 """
 
 

@@ -1,1 +1,0 @@
-"""`dynamo serve FILE.yaml`."""
