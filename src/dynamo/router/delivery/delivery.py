@@ -70,7 +70,7 @@ class DeliveryOptions(Struct, frozen=True, kw_only=True):
 
 
 class Delivery:
-    """The driver of one request's `DeliveryProgress`. It is the sink of every attempt and passes their streams on as one."""
+    """Drives one request's `DeliveryProgress`: the sink of every attempt, which passes their streams on as one."""
 
     def __init__(
         self,
