@@ -18,7 +18,7 @@ from dynamo.protocols.errors import (
     Unknown,
     WorkerBusy,
 )
-from dynamo.router.delivery.progress import DeliveryState, Next, Progress
+from dynamo.router.delivery.progress import DeliveryProgress, DeliveryState, Next
 
 ASKED = PreprocessedRequest(token_ids=[1, 2, 3], stop_conditions=StopConditions(max_tokens=5))
 GUIDED = PreprocessedRequest(
@@ -29,13 +29,13 @@ FROM = 7
 """The instance that breaks."""
 
 
-def sent(request: Any = ASKED, **limits: Any) -> Progress:
-    progress = Progress(request, **{"limit": 2, **limits})
+def sent(request: Any = ASKED, **limits: Any) -> DeliveryProgress:
+    progress = DeliveryProgress(request, **{"limit": 2, **limits})
     progress.sent()
     return progress
 
 
-def generating(*tokens: int, **limits: Any) -> Progress:
+def generating(*tokens: int, **limits: Any) -> DeliveryProgress:
     progress = sent(**limits)
     assert progress.generating()
     progress.output(EngineOutput(token_ids=list(tokens)))
@@ -43,7 +43,7 @@ def generating(*tokens: int, **limits: Any) -> Progress:
 
 
 def test_a_new_request_is_being_placed_and_then_sent() -> None:
-    progress = Progress(ASKED)
+    progress = DeliveryProgress(ASKED)
     assert progress.state is DeliveryState.Placing
     progress.sent()
     assert progress.state is DeliveryState.Sent
@@ -76,7 +76,7 @@ def test_the_first_token_shows_once_that_the_prompt_is_computed(before: bool) ->
 
 @pytest.mark.parametrize("state", [DeliveryState.Placing, DeliveryState.Over, DeliveryState.Finished])
 def test_a_token_without_a_stream_that_waits_for_it_changes_nothing(state: DeliveryState) -> None:
-    progress = Progress(ASKED)
+    progress = DeliveryProgress(ASKED)
     progress.state = state
     assert not progress.generating()
     assert progress.state is state
@@ -201,12 +201,12 @@ def test_a_request_that_may_migrate_waits_and_then_tries_all_but_those_that_leav
 
 @pytest.mark.parametrize(("limit", "error"), [(0, Unavailable("nobody")), (2, InvalidArgument("no"))])
 def test_there_is_no_waiting_without_migrations_or_for_a_mistake(limit: int, error: DynamoException) -> None:
-    assert not Progress(ASKED, limit=limit).waits(error)
+    assert not DeliveryProgress(ASKED, limit=limit).waits(error)
 
 
 def test_with_all_workers_busy_a_new_request_does_not_wait_but_one_that_has_moved_does() -> None:
     busy = ResourceExhausted("all are busy")
-    assert not Progress(ASKED, limit=2).waits(busy)
+    assert not DeliveryProgress(ASKED, limit=2).waits(busy)
     refused = sent()
     refused.broken(WorkerBusy("full"), FROM)
     assert not refused.waits(Unavailable("nobody else"))

@@ -77,7 +77,7 @@ class Handoffs:
         return Handoff(self) if self.pool.serves else None
 
 
-class Transfer(Struct, kw_only=True):
+class StateTransfer(Struct, kw_only=True):
     """From the prefill worker's answer to the decode worker's first token."""
 
     began: float
@@ -103,7 +103,7 @@ class Handoff:
     def __init__(self, handoffs: Handoffs) -> None:
         self._of = handoffs
         self._prefill: Prefill | None = None
-        self._transfer: Transfer | None = None
+        self._transfer: StateTransfer | None = None
         self.cached_before: int | None = None
         self._local: tuple[int, int] | None = None
         """The decode worker and the tokens that it computes itself."""
@@ -211,7 +211,7 @@ class Handoff:
             return structs.replace(request, bootstrap_info=prefill.meeting, routing=routing)
         result: PrefillResult = prefill.value.result()
         self.cached_before = cached_tokens(result.prompt_tokens_details)
-        self._transfer = Transfer(
+        self._transfer = StateTransfer(
             began=self._of.clock(),
             prompt_tokens=len(request.token_ids),
             decode_id=decode_id,

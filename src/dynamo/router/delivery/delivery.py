@@ -21,7 +21,7 @@ from dynamo.protocols.errors import Cancelled, ConnectionTimeout, DynamoExceptio
 from dynamo.router.config import RequestBackoff
 from dynamo.router.delivery.continuation import correct_usage, limit_cached
 from dynamo.router.delivery.history import DeliveryHistory
-from dynamo.router.delivery.progress import DeliveryState, Next, Progress
+from dynamo.router.delivery.progress import DeliveryProgress, DeliveryState, Next
 from dynamo.router.delivery.repetition import Repetition
 from dynamo.router.placement import Placement, PlaceRequest, pinned_instance
 from dynamo.router.stream_watch import UNWATCHED, StallLimits, StreamWatch
@@ -73,7 +73,7 @@ class DeliveryOptions(Struct, frozen=True, kw_only=True):
 
 
 class Delivery:
-    """The driver of one request's `Progress`. It is the sink of every attempt and passes their streams on as one."""
+    """Drives one request's `DeliveryProgress`: the sink of every attempt, which passes their streams on as one."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Delivery:
         options: DeliveryOptions = DeliveryOptions(),  # noqa: B008 - frozen
     ) -> None:
         pinned = pinned_instance(request) if options.pinned is None else options.pinned
-        self.progress = Progress(
+        self.progress = DeliveryProgress(
             request,
             limit=options.limit,
             max_seq_len=options.max_seq_len,

@@ -41,7 +41,7 @@ class Next(enum.Enum):
     """It fails, because it is too long to move."""
 
 
-class Progress:
+class DeliveryProgress:
     """One request on its way. It may move `limit` times, unless it is `pinned` to its instance."""
 
     __slots__ = (
