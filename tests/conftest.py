@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from support.leftovers import nothing_left
 from support.services import Etcd, Nats, free_port
 
 # How long one example takes says how busy the machine is. The examples are the same in every run, so that what fails
@@ -26,6 +30,43 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests run on the loop that serves."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test uses these two before its other fixtures, so that those have ended what they started."""
+    for item in items:
+        if isinstance(item, pytest.Function):
+            checks = [nothing_left_behind.__name__, no_task_left.__name__]
+            own = item.fixturenames.index(log_levels.__name__)  # after those of the session and the module
+            item.fixturenames[own:own] = checks if item.get_closest_marker("asyncio") else checks[:1]
+
+
+@pytest.fixture(scope="session")
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where this process and its children make temporary files, short enough for the paths of sockets."""
+    tmp_path_factory.getbasetemp()  # where it always was
+    folder = Path(tempfile.mkdtemp(prefix="dynamo-tests-"))
+    before, tempfile.tempdir = os.environ.get("TMPDIR"), str(folder)
+    os.environ["TMPDIR"] = str(folder)
+    yield folder
+    tempfile.tempdir = None
+    os.environ.pop("TMPDIR")
+    if before is not None:
+        os.environ["TMPDIR"] = before
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def nothing_left_behind(temporary_folder: Path) -> Iterator[None]:
+    with nothing_left(temporary_folder):
+        yield
+
+
+@pytest.fixture
+async def no_task_left() -> AsyncIterator[None]:
+    yield
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, f"the test left {left}"
 
 
 @pytest.fixture(autouse=True)
