@@ -14,6 +14,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from dynamo.runtime.inspection.place import inspection_folder, open_folder
 from support.leftovers import nothing_left
 from support.services import Etcd, Nats, free_port
 
@@ -48,6 +49,7 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     folder = Path(tempfile.mkdtemp(prefix="dynamo-tests-"))
     before, tempfile.tempdir = os.environ.get("TMPDIR"), str(folder)
     os.environ["TMPDIR"] = str(folder)
+    open_folder(inspection_folder(os.environ))  # the processes of tests share it, and the last one leaves it
     yield folder
     tempfile.tempdir = None
     os.environ.pop("TMPDIR")

@@ -191,12 +191,13 @@ async def serve(
 ) -> None:
     """One worker after each pause, each with its own runtime and so its own instance id."""
     first = await start_or_exit(lambda: DistributedRuntime(config=network))
-    others = [await start_or_exit(lambda: DistributedRuntime(config=network, status=first.status)) for _ in pauses[1:]]
-
+    others: list[DistributedRuntime] = []
     registered_workers: set[int] = set()
 
     async def work() -> None:
         try:
+            for _ in pauses[1:]:
+                others.append(await start_or_exit(lambda: DistributedRuntime(config=network, status=first.status)))
             async with asyncio.TaskGroup() as group:
                 for pause, card, runtime in zip(pauses, cards, (first, *others), strict=True):
                     if not await shut_down_within(pause):

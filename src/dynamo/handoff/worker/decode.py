@@ -63,7 +63,6 @@ class DecodeWorker:
                 self.metrics.taken += 1
         except asyncio.CancelledError:
             if not context.is_stopped():
-                taking.cancel()
                 raise
         except Exception as error:
             self.metrics.failed += 1
@@ -72,6 +71,7 @@ class DecodeWorker:
         finally:
             forget()
             taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
             if isinstance(outlet, SpannedOutlet):
                 outlet.next_stage("hand-off")
         if context.is_stopped():
