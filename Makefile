@@ -9,7 +9,7 @@ VLLM_TESTS := tests/engines/vllm tests/engines/conformance
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: run docs test coverage test-deep test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
+.PHONY: run docs test test-repeat coverage test-deep test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -22,6 +22,11 @@ docs: $(READY)
 test: $(DEV)
 	@echo "Running about 6,000 tests, some with real processes, etcd and NATS: about 8 minutes on two quiet processors."
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not chaos"
+
+# The same from a fresh clone, PLAIN times as it is and LOADED times beside two busy loops per processor; each run is
+# noted in benchmarks/results/test-runs.md.
+test-repeat: $(DEV)
+	$(BIN)/python benchmarks/test_runs.py --plain $(or $(PLAIN),10) --loaded $(or $(LOADED),10)
 
 # The same tests, then how much of each module they ran, child processes included.
 coverage: $(DEV)

@@ -102,9 +102,13 @@ async def test_a_worker_and_a_frontend_end_with_all_that_they_began(
 
 
 async def test_a_router_ends_with_all_that_it_began(stack: Stack, tmp_path: Path, temporary: Path) -> None:
-    worker = await stack.python("-m", "dynamo.mocker", "--model-path", "tiny", "--endpoint", "dyn://dynamo.mocker.generate")
+    worker = await stack.python(
+        "-m", "dynamo.mocker", "--model-path", "tiny", "--endpoint", "dyn://dynamo.mocker.generate"
+    )
     await worker.line("serves 'tiny'")
-    router = await stack.python("-m", "dynamo.router", "--endpoint", "dynamo.mocker.generate", "--router-block-size", "64")
+    router = await stack.python(
+        "-m", "dynamo.router", "--endpoint", "dynamo.mocker.generate", "--router-block-size", "64"
+    )
     await router.line("router for")
     worker.signal(signal.SIGTERM)
     assert await worker.ended() == 0

@@ -199,7 +199,7 @@ def _ask_http(url: str, request: InspectionRequest, environ: Mapping[str, str]) 
         raise InspectError(f"cannot ask {url}: {error}") from None
 
 
-def listening_process(port: int, pids: Iterator[int]) -> int | None:
+def listening_process(port: int, pids: Iterable[int]) -> int | None:
     """Which of these processes listens on this TCP port, as the system says."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

@@ -197,7 +197,8 @@ async def serve(
     async def work() -> None:
         try:
             for _ in pauses[1:]:
-                others.append(await start_or_exit(lambda: DistributedRuntime(config=network, status=first.status)))
+                other = await start_or_exit(lambda: DistributedRuntime(config=network, status=first.status))
+                others.append(other)
             async with asyncio.TaskGroup() as group:
                 for pause, card, runtime in zip(pauses, cards, (first, *others), strict=True):
                     if not await shut_down_within(pause):
