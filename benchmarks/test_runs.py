@@ -57,9 +57,8 @@ def run_once(commit: str, target: str, loops: int) -> str:
     failed = FAILED.findall(done.stdout)
     if done.returncode and not failed:
         print(done.stdout[-3000:], done.stderr[-3000:], sep="\n")
-    result = (
-        "green" if done.returncode == 0 else "**red**: " + (", ".join(f"`{name}`" for name in failed) or "no summary")
-    )
+    names = ", ".join(f"`{name}`" for name in failed) or "no summary"
+    result = "green" if done.returncode == 0 else f"**red**: {names}"
     beside = f"{loops} busy loops" if loops else "nothing of ours"
     said = counts[-1] if counts else ""
     return f"| {date.today()} | {commit[:8]} | {beside}, load {before:.0f} | {minutes:.1f} | {said} | {result} |"

@@ -1,4 +1,4 @@
-"""Every command that serves ends by SIGTERM with all that it began: threads, tasks, child processes, temporary files."""
+"""Every command that serves ends by SIGTERM with all that it began: threads, tasks, children, temporary files."""
 
 from __future__ import annotations
 
@@ -56,9 +56,11 @@ async def ask(url: str) -> None:
             return models[0]["id"] if models else None
 
     question = {"model": await until(name), "messages": [{"role": "user", "content": LONG}], "max_tokens": 3}
-    async with aiohttp.ClientSession() as session:
-        async with session.post(f"{url}/v1/chat/completions", json=question) as answer:
-            assert answer.status == 200, await answer.text()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/chat/completions", json=question) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
 
 
 async def end(process: Process, tmp_path: Path, temporary: Path, processes: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Reports what a process leaves at its end. Python imports this module as it starts, where its folder is on the path."""
+"""Reports what a process leaves at its end. Python imports this module as it starts, if its folder is on the path."""
 
 from __future__ import annotations
 
