@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,8 +13,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
-from dynamo.runtime.inspection.place import inspection_folder, open_folder
-from support.leftovers import nothing_left
+from support.leftovers import SESSION, nothing_left
 from support.services import Etcd, Nats, free_port
 
 # How long one example takes says how busy the machine is. The examples are the same in every run, so that what fails
@@ -44,23 +42,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where this process and its children make temporary files, short enough for the paths of sockets."""
+    """Where this process makes temporary files. Its children have another place: killed ones cannot tidy up.
+
+    Both paths are short enough for sockets.
+    """
     tmp_path_factory.getbasetemp()  # where it always was
-    folder = Path(tempfile.mkdtemp(prefix="dynamo-tests-"))
-    before, tempfile.tempdir = os.environ.get("TMPDIR"), str(folder)
-    os.environ["TMPDIR"] = str(folder)
-    open_folder(inspection_folder(os.environ))  # the processes of tests share it, and the last one leaves it
-    yield folder
-    tempfile.tempdir = None
-    os.environ.pop("TMPDIR")
-    if before is not None:
-        os.environ["TMPDIR"] = before
-    shutil.rmtree(folder)
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="tests-") as here, tempfile.TemporaryDirectory(prefix="tests-") as children:
+        tempfile.tempdir, os.environ["TMPDIR"] = here, children
+        yield Path(here)
+        tempfile.tempdir = None
+        os.environ.pop("TMPDIR")
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 @pytest.fixture
-def nothing_left_behind(temporary_folder: Path) -> Iterator[None]:
-    with nothing_left(temporary_folder):
+def nothing_left_behind(request: pytest.FixtureRequest, temporary_folder: Path) -> Iterator[None]:
+    with nothing_left(temporary_folder, engines="started" in request.fixturenames):
         yield
 
 
@@ -85,6 +84,7 @@ def log_levels() -> Iterator[None]:
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     """One etcd for every test that does not stop it; tests keep apart by namespace."""
     with Etcd(tmp_path_factory.mktemp("etcd") / "data", free_port()) as server:
+        SESSION.add(server.pid)
         yield server
 
 
@@ -98,6 +98,7 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
 @pytest.fixture(scope="session")
 def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
     with Nats(tmp_path_factory.mktemp("nats") / "data", free_port()) as server:
+        SESSION.add(server.pid)
         yield server
 
 
