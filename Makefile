@@ -1,17 +1,15 @@
 # Everything happens in .venv, which `make` builds when it is missing or pyproject.toml changed.
-# With TEST_OPTIONAL=1 a client or an engine that cannot be installed is reported as NOT RUN instead of failing, and
-# up to three tests that fail are tried once more, which is reported too.
+# With TEST_OPTIONAL=1 a client or an engine that cannot be installed is reported as NOT RUN instead of failing.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 VLLM_TESTS := tests/engines/vllm tests/engines/conformance
-TRY    := $(if $(TEST_OPTIONAL),.ci/second-try 3)
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: run docs test coverage test-deep test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
+.PHONY: run docs test test-repeat coverage test-deep test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -23,7 +21,12 @@ docs: $(READY)
 # In one more process than there are processors, as many tests wait; each has an etcd and a NATS of its own.
 test: $(DEV)
 	@echo "Running about 6,000 tests, some with real processes, etcd and NATS: about 8 minutes on two quiet processors."
-	$(TRY) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not chaos"
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not chaos"
+
+# The same from a fresh clone, PLAIN times as it is and LOADED times beside two busy loops per processor; each run is
+# noted in benchmarks/results/test-runs.md.
+test-repeat: $(DEV)
+	$(BIN)/python benchmarks/test_runs.py --plain $(or $(PLAIN),10) --loaded $(or $(LOADED),10)
 
 # The same tests, then how much of each module they ran, child processes included.
 coverage: $(DEV)
@@ -41,31 +44,30 @@ test-deep: $(DEV)
 
 # With vLLM for CPUs, in an environment of its own: 3.5 GB.
 test-engines: $(DEV)
-	$(TRY) $(BIN)/python -m pytest tests/engines
 	@if tests/engines/install; then \
-	    $(TRY) .engines/vllm/bin/python -m pytest $(VLLM_TESTS); \
+	    .engines/vllm/bin/python -m pytest $(VLLM_TESTS); \
 	  elif [ -n "$$TEST_OPTIONAL" ]; then echo "NOT RUN: the tests of vLLM (vLLM for CPUs cannot be installed; see above)"; \
 	  else exit 1; fi
 
 # Two machines on one: needs root and iproute2.
 test-hosts: $(DEV)
-	$(TRY) $(BIN)/python -m pytest -m hosts
+	$(BIN)/python -m pytest -m hosts
 
 # Well-known clients, each installed from PyPI or npm into .clients/, against dynamo-run.
 test-clients: $(DEV)
 	@echo "Installing the clients of tests/clients/clients.toml into .clients/ and running them: some minutes."
 	@$(BIN)/python tests/clients/install.py
-	$(TRY) $(BIN)/python -m pytest -n 2 -m clients tests/clients
+	$(BIN)/python -m pytest -n 2 -m clients tests/clients
 
 # The page in Debian's Chromium, which it installs where it may; Playwright and axe-core go into .ui/.
 test-ui: $(DEV)
 	@$(BIN)/python tests/ui/install.py
-	$(TRY) $(BIN)/python -m pytest -n 2 -m ui tests/ui
+	$(BIN)/python -m pytest -n 2 -m ui tests/ui
 
 # Dashboards and alerts with Debian's Prometheus, which goes into .observability/.
 test-observability: $(DEV)
 	@$(BIN)/python tests/observability/install.py
-	$(TRY) $(BIN)/python -m pytest -m observability tests/observability
+	$(BIN)/python -m pytest -m observability tests/observability
 
 # Faults against real processes, in an order that CHAOS_SEED decides; a failed run prints its seed.
 chaos: $(DEV)

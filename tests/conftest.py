@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from support.leftovers import SESSION, nothing_left
 from support.services import Etcd, Nats, free_port
 
 # How long one example takes says how busy the machine is. The examples are the same in every run, so that what fails
@@ -28,6 +31,45 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": uvloop.new_event_loop}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test uses these two before its other fixtures, so that those have ended what they started."""
+    for item in items:
+        if isinstance(item, pytest.Function):
+            checks = [nothing_left_behind.__name__, no_task_left.__name__]
+            own = item.fixturenames.index(log_levels.__name__)  # after those of the session and the module
+            item.fixturenames[own:own] = checks if item.get_closest_marker("asyncio") else checks[:1]
+
+
+@pytest.fixture(scope="session")
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where this process makes temporary files. Its children have another place: killed ones cannot tidy up.
+
+    Both paths are short enough for sockets.
+    """
+    tmp_path_factory.getbasetemp()  # where it always was
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="tests-") as here, tempfile.TemporaryDirectory(prefix="tests-") as children:
+        tempfile.tempdir, os.environ["TMPDIR"] = here, children
+        yield Path(here)
+        tempfile.tempdir = None
+        os.environ.pop("TMPDIR")
+        if before is not None:
+            os.environ["TMPDIR"] = before
+
+
+@pytest.fixture
+def nothing_left_behind(request: pytest.FixtureRequest, temporary_folder: Path) -> Iterator[None]:
+    with nothing_left(temporary_folder, engines="started" in request.fixturenames):
+        yield
+
+
+@pytest.fixture
+async def no_task_left() -> AsyncIterator[None]:
+    yield
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, f"the test left {left}"
+
+
 @pytest.fixture(autouse=True)
 def log_levels() -> Iterator[None]:
     """Those a test sets are gone with it: the next one may look for a warning."""
@@ -42,6 +84,7 @@ def log_levels() -> Iterator[None]:
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     """One etcd for every test that does not stop it; tests keep apart by namespace."""
     with Etcd(tmp_path_factory.mktemp("etcd") / "data", free_port()) as server:
+        SESSION.add(server.pid)
         yield server
 
 
@@ -55,6 +98,7 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
 @pytest.fixture(scope="session")
 def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
     with Nats(tmp_path_factory.mktemp("nats") / "data", free_port()) as server:
+        SESSION.add(server.pid)
         yield server
 
 

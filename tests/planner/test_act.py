@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,7 @@ from dynamo.planner.config import PlannerConfig, PlannerConfigError
 from dynamo.planner.parts import ActorError, PoolOrder
 from dynamo.process.supervisor.output import PrefixedOutput
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
-from dynamo.supervisor import ComponentSpec, Deployment, Supervisor
+from dynamo.supervisor import ComponentSpec, Deployment, ProcessState, Supervisor
 from support.services import Etcd
 from support.waiting import until
 
@@ -92,3 +94,22 @@ async def test_local_processes_are_started_and_drained() -> None:
         await until(lambda: len(supervisor.processes("worker")) == 1)
         with pytest.raises(PlannerConfigError, match=r"serve\.yaml: has no component 'prefill'; it has worker"):
             LocalActor(supervisor, PlannerConfig(deployment="serve.yaml", mode="disagg"))
+
+
+async def test_closing_waits_for_the_workers_that_are_drained(tmp_path: Path) -> None:
+    up, end = tmp_path / "up", tmp_path / "end"
+    drains = f"trap 'until [ -e {end} ]; do sleep 0.02; done; exit 0' TERM; touch {up}-$$; while :; do sleep 0.02; done"
+    spec = ComponentSpec(name="worker", kind="command", words=("sh", "-c", drains), replicas=2)
+    output = PrefixedOutput(io.StringIO(), colour=False)
+    async with Supervisor(Deployment(components=(spec,)), {"PATH": os.environ["PATH"]}, output) as supervisor:
+        await supervisor.start_all()
+        await until(lambda: len(list(tmp_path.glob("up-*"))) == 2)
+        leaving = supervisor.processes("worker")[1]
+        actor = LocalActor(supervisor, PlannerConfig(deployment="serve.yaml"))
+        await actor.scale({"decode": 1})
+        closing = asyncio.create_task(actor.close())
+        await until(lambda: leaving.state is ProcessState.Stopping)
+        assert not closing.done()
+        end.touch()
+        await closing
+        assert leaving.state is ProcessState.Stopped

@@ -134,6 +134,7 @@ async def test_what_was_counted_is_given_back_when_a_worker_cannot_be_reached(
         assert (await opening).instance_id == OLD
         assert side.router.active == 2
     assert [decision.worker_id for decision in side.router.decisions] == [OLD] * side.router.active
+    await side.instances.close()
 
 
 @pytest.mark.parametrize("pinned", [None, NEW])
@@ -156,3 +157,4 @@ async def test_nothing_stays_counted_when_none_can_be_reached(runtime: Distribut
     with pytest.raises(Unavailable):
         await side.open()
     assert side.router.active == 0
+    await side.instances.close()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from urllib.parse import urlsplit
+
+from support.http_server import HttpServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -20,8 +21,7 @@ class Hub:
         self.gated: set[str] = set()
         self.token = "hf_secret"
         self.fetched: list[str] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._server = HttpServer(self._handler())
 
     @property
     def endpoint(self) -> str:
@@ -32,12 +32,10 @@ class Hub:
         self.repos[repo] = files | {name.replace("__", "."): data for name, data in more.items()}
 
     def start(self) -> None:
-        self._thread.start()
+        self._server.start()
 
     def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.stop()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         hub = self

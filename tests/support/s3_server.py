@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from dynamo.model.s3 import S3Config, signed
+from support.http_server import HttpServer
 
 PAGE = 2
 
@@ -22,21 +22,18 @@ class S3Server:
         """Files end one byte early."""
         self._bucket = bucket
         self._config = config
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._server = HttpServer(self._handler())
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> S3Server:
-        self._thread.start()
+        self._server.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.stop()
 
     def _listing(self, query: dict[str, list[str]]) -> bytes:
         names = sorted(name for name in self.files if name.startswith(query.get("prefix", [""])[0]))

@@ -54,6 +54,11 @@ class Service:
     def url(self) -> str:
         raise NotImplementedError
 
+    @property
+    def pid(self) -> int:
+        assert self.process
+        return self.process.pid
+
     def start(self) -> None:
         self.data.mkdir(parents=True, exist_ok=True)
         log = (self.data.parent / f"{self.data.name}.log").open("ab")

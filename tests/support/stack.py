@@ -89,10 +89,11 @@ class Process:
 class Stack:
     """The processes of one test; leaving it ends them all."""
 
-    def __init__(self, folder: Path, environ: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environ: dict[str, str], *paths: Path) -> None:
+        """`paths` are more folders of modules."""
         self._environ = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "ETCD_", "NATS_"))},
-            "PYTHONPATH": str(SOURCE),
+            "PYTHONPATH": os.pathsep.join(map(str, (SOURCE, *paths))),
             "PYTHONUNBUFFERED": "1",
             "DYN_FILE_KV": str(folder / "discovery"),
             "HF_HUB_OFFLINE": "1",

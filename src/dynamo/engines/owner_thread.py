@@ -30,7 +30,8 @@ class OwnerThread(Generic[T]):
         self._loop = asyncio.get_running_loop()
         made, closed = self._loop.create_future(), self._loop.create_future()
         self._made, self._closed = made, closed
-        threading.Thread(target=self._run, args=(made, closed), name=self._name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(made, closed), name=self._name, daemon=True)
+        self._thread.start()
         return await asyncio.shield(made)
 
     async def close(self) -> None:
@@ -38,6 +39,7 @@ class OwnerThread(Generic[T]):
         self._closing.set()
         if self._made is not None and self._made.done() and self._closed is not None:
             await asyncio.shield(self._closed)
+            self._thread.join()  # it has nothing left to do
 
     def _run(self, made: asyncio.Future[T], closed: asyncio.Future[None]) -> None:
         try:

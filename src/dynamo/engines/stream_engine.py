@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -55,7 +56,9 @@ class StreamEngine:
         if self._closed:
             return
         self._closed = True
+        requests = tuple(self._requests)
         self._fail_all("the engine was closed")
+        await asyncio.gather(*(request.finished() for request in requests))
         await self._release()
 
     async def _release(self) -> None:

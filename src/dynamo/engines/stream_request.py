@@ -26,6 +26,11 @@ class StreamRequest(ABC):
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(lambda _: self._forget(self))
 
+    async def finished(self) -> None:
+        """Wait until nothing works for this request any more."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
     def abort(self) -> None:
         if not self.ended:
             self.ended = True

@@ -6,9 +6,8 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -23,6 +22,7 @@ class _Job(Struct, eq=False):
     work: Callable[[], Any]
     done: asyncio.Future[Any]
     client: object
+    thread: Thread | None = None
 
 
 class EncodingPool:
@@ -33,7 +33,6 @@ class EncodingPool:
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or max(2, min(4, (os.cpu_count() or 1) // 2))
-        self._executor: ThreadPoolExecutor | None = None
         self._lock = Lock()
         self._waiting: dict[object, deque[_Job]] = {}
         """By client; the first one is next."""
@@ -45,16 +44,20 @@ class EncodingPool:
         with self._lock:
             self._waiting.setdefault(job.client, deque()).append(job)
             self._start()
-        result: T = await job.done
-        return result
+        try:
+            result: T = await job.done
+            return result
+        finally:
+            if job.thread is not None and not job.done.cancelled():
+                job.thread.join()  # it has nothing left to do
 
     def _start(self) -> None:
         """Begin as much of the waiting work as threads allow. Needs the lock."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self._threads, "encoding")
         while len(self._running) < self._threads and (job := self._next()):
             self._running.append(job.client)
-            self._executor.submit(self._run, job)
+            # A thread of its own: starting it costs little beside a long text, and none is left idle without an owner.
+            job.thread = Thread(target=self._run, args=(job,), name="encoding")
+            job.thread.start()
 
     def _next(self) -> _Job | None:
         for client in tuple(self._waiting):

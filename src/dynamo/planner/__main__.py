@@ -85,10 +85,14 @@ async def plan_local(config: PlannerConfig, environ: Mapping[str, str]) -> None:
     async with Supervisor(deployment, environ, output) as supervisor:
         signalled = on_signals(supervisor)
         actor = LocalActor(supervisor, config)
-        await supervisor.start_all()
-        if await unless_signalled(signalled, supervisor.until_ready()):
-            await _plan(config, actor, signalled, environ)
-        supervisor.say("draining all components; a second signal ends them at once")
+        try:
+            await supervisor.start_all()
+            if await unless_signalled(signalled, supervisor.until_ready()):
+                await _plan(config, actor, signalled, environ)
+            supervisor.say("draining all components; a second signal ends them at once")
+        finally:
+            # Beside those that the planner drains already.
+            await asyncio.gather(supervisor.drain(), actor.close())
 
 
 async def plan_virtual(config: PlannerConfig, environ: Mapping[str, str]) -> None:

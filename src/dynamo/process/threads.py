@@ -32,5 +32,10 @@ async def in_thread(work: Callable[[], T]) -> T:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=body, name="dynamo-blocking", daemon=True).start()
-    return await done
+    thread = threading.Thread(target=body, name="dynamo-blocking", daemon=True)
+    thread.start()
+    try:
+        return await done
+    finally:
+        if not done.cancelled():
+            thread.join()  # it has nothing left to do

@@ -59,6 +59,8 @@ class InstanceSet:
         self._breakers: dict[int, Breaker] = {}
         """Of the instances that failed and have not worked since."""
         self._probes: dict[int, asyncio.Task[None]] = {}
+        self._probing: set[asyncio.Task[None]] = set()
+        """All probes that have not ended, cancelled ones too."""
         self._not_ready: set[int] = set()
         """Instances that fail their own health checks."""
         self._added = asyncio.Event()
@@ -217,7 +219,9 @@ class InstanceSet:
 
     def _probe(self, instance_id: int) -> None:
         if instance_id not in self._probes:
-            self._probes[instance_id] = asyncio.create_task(self._until_it_answers(instance_id))
+            probe = self._probes[instance_id] = asyncio.create_task(self._until_it_answers(instance_id))
+            self._probing.add(probe)
+            probe.add_done_callback(self._probing.discard)
 
     async def _until_it_answers(self, instance_id: int) -> None:
         """Probe the instance until it answers, with growing pauses. Client requests never wait for such an instance."""
@@ -241,10 +245,9 @@ class InstanceSet:
             probe.cancel()
 
     async def close(self) -> None:
-        probes = tuple(self._probes.values())
         for instance_id in tuple(self._probes):
             self._forget_failures(instance_id)
-        await asyncio.gather(*probes, return_exceptions=True)
+        await asyncio.gather(*self._probing, return_exceptions=True)
 
     def mark_unreachable(self, instance_id: int, error: DynamoException) -> None:
         log.warning("instance %x of %s: %s", instance_id, self.name, error)

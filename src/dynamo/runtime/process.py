@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import queue
 import signal
 import sys
 import threading
@@ -109,7 +110,7 @@ async def run_until_signalled(
             await runtime.close()
         finally:
             if listener:
-                listener.close()
+                await listener.close()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
@@ -130,27 +131,36 @@ def exit_if_blocked(code: int) -> Iterator[None]:
     """Inside `run_until_signalled`: a signal ends the process although code that is not ours blocks the event loop."""
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    ended = threading.Event()
+    responses: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    """True for each response of the loop, False at the end."""
+    watches: list[threading.Thread] = []
 
     def watch() -> None:
-        while not ended.is_set():
-            responds = threading.Event()
-            loop.call_soon_threadsafe(responds.set)
-            if not responds.wait(_LOOP_SECONDS) and not ended.is_set():
+        goes_on = True
+        while goes_on:
+            loop.call_soon_threadsafe(responses.put, True)
+            try:
+                goes_on = responses.get(timeout=_LOOP_SECONDS)
+            except queue.Empty:
                 exit_now(code)
-            ended.wait(_LOOP_SECONDS / 10)
+            with contextlib.suppress(queue.Empty):
+                goes_on = goes_on and responses.get(timeout=_LOOP_SECONDS / 10)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if callable(loops := before[signal.Signals(number)]):
             loops(number, frame)
-        threading.Thread(target=watch, name="dynamo-exit-if-blocked", daemon=True).start()
+        if not watches:
+            watches.append(threading.Thread(target=watch, name="dynamo-exit-if-blocked", daemon=True))
+            watches[0].start()
 
     for number in before:
         signal.signal(number, on_signal)
     try:
         yield
     finally:
-        ended.set()
+        responses.put(False)
+        for thread in watches:
+            thread.join()
         for number, handler in before.items():
             signal.signal(number, handler)
 

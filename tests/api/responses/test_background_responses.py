@@ -33,6 +33,9 @@ class Held(Scripted):
             if first:
                 either = [asyncio.create_task(self.released.wait()), asyncio.create_task(self._stop(context))]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                for task in either:
+                    task.cancel()
+                await asyncio.gather(*either, return_exceptions=True)
             first = False
 
     async def _stop(self, context: Context) -> None:

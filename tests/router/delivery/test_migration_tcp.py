@@ -105,6 +105,7 @@ async def reaching(*workers: Worker) -> AsyncIterator[SimpleRouter]:
         plane = TcpPlane(TcpConfig())
         stack.push_async_callback(plane.close)
         instances = InstanceSet("test", plane)
+        stack.push_async_callback(instances.close)
         for worker in workers:
             await stack.enter_async_context(worker.registered(instances))
         yield SimpleRouter(RoutingConfig(), instances, MemoryEventPlane(MemoryBus()), lambda _: ModelRuntimeConfig())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import socket
 import tempfile
 import threading
@@ -206,21 +207,37 @@ def test_secrets_of_a_command_line_are_not_shown() -> None:
     assert shown_command(words) == "dynamo-run in=http --api-key … --plane-token=… --http-port 80"
 
 
-def test_only_the_user_can_reach_the_socket_and_it_goes_with_the_process(short_folder: Path) -> None:
+async def test_only_the_user_can_reach_the_socket_and_it_goes_with_the_process(short_folder: Path) -> None:
     folder = inspection_folder({"XDG_RUNTIME_DIR": str(short_folder)})
     folder.mkdir(mode=0o755)
-    stale = socket_path(folder, 1)
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(stale))
     listener = InspectionListener(Inspection(), folder)
     listener.start()
     [pid] = processes(folder)
     path = socket_path(folder, pid)
     assert (folder.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
-    assert not stale.exists()
-    listener.close()
+    await listener.close()
     assert not path.exists()
-    assert list(processes(folder)) == []
+    assert processes(folder) == []
+
+
+async def test_a_listing_creates_nothing(short_folder: Path) -> None:
+    folder = inspection_folder({"XDG_RUNTIME_DIR": str(short_folder)})
+    assert processes(folder) == []
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("request_", [b"", b'{"what": "profile", "seconds": 300}\n', b'{"what": "objects"}\n'])
+async def test_a_closed_listener_leaves_no_thread_although_a_client_waits(request_: bytes, short_folder: Path) -> None:
+    before = set(threading.enumerate())
+    folder = inspection_folder({"XDG_RUNTIME_DIR": str(short_folder)})
+    listener = InspectionListener(Inspection(), folder)
+    listener.start()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(socket_path(folder, os.getpid())))
+        client.sendall(request_)
+        await until(lambda: any(thread.name == "dynamo-inspect-answer" for thread in threading.enumerate()))
+        await listener.close()
+        assert not {thread for thread in threading.enumerate() if thread.name.startswith("dynamo-inspect")} - before
 
 
 async def test_a_process_that_starts_removes_what_killed_ones_left(short_folder: Path) -> None:
@@ -235,7 +252,7 @@ async def test_a_process_that_starts_removes_what_killed_ones_left(short_folder:
     listener.start()
     await until(lambda: not stale.exists())
     assert other.exists()
-    listener.close()
+    await listener.close()
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
@@ -244,12 +261,12 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     folder.symlink_to(tmp_path)
     with pytest.raises(PermissionError, match="not a folder of this user"):
         open_folder(folder)
-    assert list(processes(folder)) == []
+    assert processes(folder) == []
 
 
 @pytest.mark.parametrize("runtime", ["x" * 120, "file"])
-def test_a_process_that_cannot_listen_runs_all_the_same(tmp_path: Path, runtime: str) -> None:
+async def test_a_process_that_cannot_listen_runs_all_the_same(tmp_path: Path, runtime: str) -> None:
     (tmp_path / "file").touch()
     listener = InspectionListener(Inspection(), inspection_folder({"XDG_RUNTIME_DIR": str(tmp_path / runtime)}))
     listener.start()
-    listener.close()
+    await listener.close()

@@ -9,7 +9,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from dynamo.process.addresses import is_loopback
 from dynamo.runtime.inspection import InspectionRequest
 from dynamo.runtime.inspection.facts import command_of, read_status
 from dynamo.runtime.inspection.objects import LONGEST_SECONDS
-from dynamo.runtime.inspection.place import inspection_folder, open_folder, processes, socket_path
+from dynamo.runtime.inspection.place import check_folder, inspection_folder, processes, socket_path
 
 ANSWER_SECONDS = 60.0
 """For each part of an answer: milliseconds, unless an overloaded machine lets the thread wait for its turn."""
@@ -134,7 +134,7 @@ def _ask_socket(pid: int, request: InspectionRequest, folder: Path) -> Iterator[
         try:
             if _state(pid)[:1] in ("T", "t"):
                 raise InspectError(_silent(pid))
-            open_folder(folder)  # refuses one of another user, who could answer anything
+            check_folder(folder)  # refuses one of another user, who could answer anything
             connection.connect(str(socket_path(folder, pid)))
             connection.sendall(msgspec.json.encode(request) + b"\n")
             with connection.makefile("rb") as lines:
@@ -199,7 +199,7 @@ def _ask_http(url: str, request: InspectionRequest, environ: Mapping[str, str]) 
         raise InspectError(f"cannot ask {url}: {error}") from None
 
 
-def listening_process(port: int, pids: Iterator[int]) -> int | None:
+def listening_process(port: int, pids: Iterable[int]) -> int | None:
     """Which of these processes listens on this TCP port, as the system says."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

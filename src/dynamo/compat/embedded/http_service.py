@@ -86,12 +86,11 @@ class HttpService:
             inside = self._running = await closing.enter_async_context(
                 DistributedRuntime(config=network, local=Local())
             )
-            serving = [
-                asyncio.create_task(await self._serve(inside, at, name, kind, engine))
-                for at, (name, (kind, engine)) in enumerate(self._models.items())
-            ]
+            serving: list[asyncio.Task[Any]] = []
             server = Server(inside, self._config, HubConfig.from_env(os.environ))
             try:
+                for at, (name, (kind, engine)) in enumerate(self._models.items()):
+                    serving.append(asyncio.create_task(await self._serve(inside, at, name, kind, engine)))
                 await server.start()
                 for name in self._models:
                     await server.models.wait_for(name)

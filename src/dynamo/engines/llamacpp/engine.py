@@ -77,6 +77,8 @@ class LlamaCppEngine:
         self._transfer = ""
         """Of an engine that computes prompts for others, or continues from theirs."""
         self._thread: EngineThread | None = None
+        self._dead: EngineThread | None = None
+        """One that died, until `close` has joined it."""
         self._open: set[Job] = set()
         """Their sinks have not ended."""
         self._holding: set[Job] = set()
@@ -160,11 +162,11 @@ class LlamaCppEngine:
 
     async def close(self) -> None:
         """Fail what is still running and free everything."""
-        thread, self._thread = self._thread, None
+        thread, self._thread, self._dead = self._thread or self._dead, None, None
         if thread is None:
             return
         await thread.close()
-        self._compiler.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._compiler.shutdown, cancel_futures=True)
         await asyncio.to_thread(self._guides.close)
         self._fail_all(EngineShutdown("engine shutting down"))
 
@@ -321,7 +323,7 @@ class LlamaCppEngine:
                     self._thread.abort(job)
 
     def _died(self, error: BaseException) -> None:
-        self._thread = None
+        self._thread, self._dead = None, self._thread
         self._compiler.shutdown(wait=False, cancel_futures=True)
         if self._on_death is not None:
             self._on_death(f"llamacpp died: {error}")

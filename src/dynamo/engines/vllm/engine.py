@@ -56,6 +56,7 @@ class VllmEngine:
         self._sockets = sockets
         self._llm: AsyncLLM | None = None
         self._requests: dict[str, VllmRequest] = {}
+        self._preparing: set[asyncio.Task[None]] = set()
         self._reader: asyncio.Task[None] | None = None
         self._meter: Meter | None = None
         self._step_reader: StepReader | None = None
@@ -142,6 +143,8 @@ class VllmEngine:
             else:
                 # Compiling a grammar takes longer than the event loop may be blocked.
                 running.preparing = asyncio.create_task(self._prepare(running, params))
+                self._preparing.add(running.preparing)
+                running.preparing.add_done_callback(self._preparing.discard)
         except Exception as error:
             running.fail(_refusal(error))
         return running
@@ -252,6 +255,7 @@ class VllmEngine:
         if self._closed:
             return
         self._closed = True
+        await asyncio.gather(*self._preparing, return_exceptions=True)
         self._fail_all(EngineShutdown("engine shutting down"))
         await self._followers.close()
         if self._llm is None:

@@ -44,6 +44,8 @@ class Prefills:
         for pool in self._pools.values():
             self._close_router(pool)
         await asyncio.gather(*self._closing)
+        for pool in self._pools.values():
+            await pool.instances.close()
 
     def _put(self, member: Member, card: ModelCard) -> None:
         peer = Peer(instance_id=member.instance_id, namespace=member.endpoint.namespace, card=card)

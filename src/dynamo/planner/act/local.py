@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 
 from dynamo.planner.config import PlannerConfig, PlannerConfigError, Role
 from dynamo.planner.parts import PoolOrder
 from dynamo.process.supervisor import ProcessState, Supervisor
+
+log = logging.getLogger(__name__)
 
 _STARTING = (ProcessState.Starting, ProcessState.Waiting)
 
@@ -37,8 +40,14 @@ class LocalActor:
             # Draining may take minutes; the planner goes on meanwhile.
             task = asyncio.create_task(self._supervisor.scale(self._components[role], count))
             self._scaling.add(task)
-            task.add_done_callback(self._scaling.discard)
+            task.add_done_callback(self._scaled)
         await asyncio.sleep(0)
 
+    def _scaled(self, task: asyncio.Task[None]) -> None:
+        self._scaling.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("the workers could not be scaled: %s", error, exc_info=error)
+
     async def close(self) -> None:
-        await asyncio.gather(*self._scaling)
+        """Wait for the workers that are being drained."""
+        await asyncio.gather(*self._scaling, return_exceptions=True)

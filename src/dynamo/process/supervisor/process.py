@@ -131,6 +131,7 @@ class SupervisedProcess:
                 return 127, False
             self._process = process
             if self._stopping.is_set():
+                self._set(ProcessState.Stopping)
                 self._signal(signal.SIGTERM)
             ready = asyncio.create_task(self._become_ready(notices))
             assert process.stdout

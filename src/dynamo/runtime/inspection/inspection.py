@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -49,6 +50,7 @@ class Inspection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: LoopWatch | None = None
         self._started = time.monotonic()
+        self._ended = threading.Event()
 
     def add(self, table: str, rows: Callable[[], Iterable[Row]]) -> Callable[[], None]:
         """Add rows to a table; returns a function that removes them. Iterating may pause between any two rows."""
@@ -65,6 +67,10 @@ class Inspection:
         """Called in the loop whose tables these are."""
         self._loop, self._watch = loop, LoopWatch(loop)
 
+    def end(self) -> None:
+        """Cut short the answers that take their time, and those that follow."""
+        self._ended.set()
+
     def answer(self, request: InspectionRequest) -> Iterator[Row]:
         """Blocks: not for the event loop's thread. Each part of the answer is an object with its `kind`."""
         match request.what:
@@ -72,11 +78,11 @@ class Inspection:
                 yield {"kind": "stacks", "threads": thread_stacks()}
             case "profile":
                 profile = ThreadProfile()
-                profile.run(request.seconds)
+                profile.run(request.seconds, self._ended)
                 yield {"kind": "profile", "seconds": request.seconds} | profile.rows()
             case "objects":
                 tasks = asyncio.all_tasks(self._loop) if self._loop else ()
-                yield {"kind": "objects"} | object_counts(tasks)
+                yield {"kind": "objects"} | object_counts(tasks, ended=self._ended.is_set)
             case "log":
                 yield {"kind": "log", "filter": set_filter(request.filter)}
             case "tables":

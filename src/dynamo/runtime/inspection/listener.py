@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -27,26 +28,32 @@ class InspectionListener:
     def __init__(self, inspection: Inspection, folder: Path) -> None:
         self._inspection = inspection
         self._path = socket_path(folder, os.getpid())
-        self._socket: socket.socket | None = None
+        self._listening: tuple[socket.socket, threading.Thread] | None = None
 
     def start(self) -> None:
         if len(os.fsencode(self._path)) > LONGEST_PATH:
             log.debug("this process cannot be inspected: the path %s is too long for a socket", self._path)
             return
         try:
-            self._socket = self._listen()
+            listening = self._listen()
         except OSError as error:
             log.debug("this process cannot be inspected at %s: %s", self._path, error)
             return
-        threading.Thread(target=self._serve, args=(self._socket,), name="dynamo-inspect", daemon=True).start()
+        thread = threading.Thread(target=self._serve, args=(listening,), name="dynamo-inspect", daemon=True)
+        self._listening = listening, thread
+        thread.start()
 
-    def close(self) -> None:
-        if self._socket:
-            self._path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
-            self._socket.close()
-            self._socket = None
+    async def close(self) -> None:
+        """Ends the answers that are being made; no thread is left after it."""
+        if self._listening is None:
+            return
+        (listening, thread), self._listening = self._listening, None
+        self._path.unlink(missing_ok=True)
+        self._inspection.end()
+        with contextlib.suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        # An answer may wait for this event loop.
+        await asyncio.to_thread(thread.join)
 
     def _listen(self) -> socket.socket:
         open_folder(self._path.parent)
@@ -61,18 +68,29 @@ class InspectionListener:
             unnamed.rename(self._path)
         except OSError:
             listening.close()
+            unnamed.unlink(missing_ok=True)
             raise
         return listening
 
     def _serve(self, listening: socket.socket) -> None:
         remove_dead(self._path.parent)
-        while True:
-            try:
-                client, _ = listening.accept()
-            except OSError:
-                return
-            # One at a time would let a profile of a minute keep others waiting.
-            threading.Thread(target=self._answer, args=(client,), name="dynamo-inspect-answer", daemon=True).start()
+        answering: list[tuple[socket.socket, threading.Thread]] = []
+        with listening:
+            while True:
+                try:
+                    client, _ = listening.accept()
+                except OSError:
+                    break
+                # One at a time would let a profile of a minute keep others waiting.
+                thread = threading.Thread(
+                    target=self._answer, args=(client,), name="dynamo-inspect-answer", daemon=True
+                )
+                answering = [*(each for each in answering if each[1].is_alive()), (client, thread)]
+                thread.start()
+        for client, thread in answering:
+            with contextlib.suppress(OSError):  # it was answered
+                client.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
     def _answer(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):

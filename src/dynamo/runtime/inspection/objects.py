@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dynamo.runtime.inspection.slices import paced
@@ -69,8 +69,13 @@ class ObjectWalk:
             self._pending += filter(gc.is_tracked, gc.get_referents(each))
 
 
-def object_counts(tasks: Iterable[Any] = (), most: int = 30) -> dict[str, Any]:
-    """What modules, threads and `tasks` hold. For a thread beside the event loop: it sleeps in between."""
+def object_counts(
+    tasks: Iterable[Any] = (), most: int = 30, ended: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
+    """What modules, threads and `tasks` hold. For a thread beside the event loop: it sleeps in between.
+
+    The count is incomplete where it takes too long, or `ended` turns true.
+    """
     own = threading.get_ident()
     frames = [frame for thread, frame in sys._current_frames().items() if thread != own]
     walk = ObjectWalk([*sys.modules.values(), *frames, *tasks])
@@ -78,7 +83,7 @@ def object_counts(tasks: Iterable[Any] = (), most: int = 30) -> dict[str, Any]:
     end = time.monotonic() + LONGEST_SECONDS
     complete = True
     for _ in paced(walk.steps(), rest=REST_SECONDS):
-        if time.monotonic() > end:
+        if time.monotonic() > end or ended():
             complete = False
             break
     types = walk.by_type()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 LONGEST_PATH = 100
@@ -27,30 +27,35 @@ def socket_path(folder: Path, pid: int) -> Path:
 def open_folder(folder: Path) -> None:
     """Create it if it is missing; raises OSError where it belongs to someone else or others may enter."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = folder.lstat()
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-        raise PermissionError(f"{folder} is not a folder of this user")
-    if about.st_mode & 0o077:
+    if check_folder(folder).st_mode & 0o077:
         folder.chmod(0o700)
 
 
-def processes(folder: Path) -> Iterator[int]:
-    """The processes that listen; sockets that killed processes left are removed."""
-    with contextlib.suppress(OSError):
-        open_folder(folder)
-        for path in sorted(folder.glob("*.sock"), key=lambda path: (len(path.name), path.name)):
-            if not path.stem.isdigit():
-                continue
-            if is_listening(path):
-                yield int(path.stem)
-            else:
-                path.unlink(missing_ok=True)
+def check_folder(folder: Path) -> os.stat_result:
+    """Raises OSError where it is missing or belongs to someone else."""
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        raise PermissionError(f"{folder} is not a folder of this user")
+    return about
+
+
+def processes(folder: Path) -> list[int]:
+    """The processes that listen, the lowest number first; changes nothing in the folder."""
+    return sorted(int(path.stem) for path in _sockets(folder) if is_listening(path))
 
 
 def remove_dead(folder: Path) -> None:
     """Remove the sockets that killed processes left."""
-    for _ in processes(folder):
-        pass
+    for path in _sockets(folder):
+        if not is_listening(path):
+            path.unlink(missing_ok=True)
+
+
+def _sockets(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        check_folder(folder)
+        return [path for path in folder.glob("*.sock") if path.stem.isdigit()]
+    return []
 
 
 def is_listening(path: Path) -> bool:

@@ -30,13 +30,13 @@ class ThreadProfile:
         self.looks = 0
         self._clocks: dict[int, float] = {}
 
-    def run(self, seconds: float) -> None:
-        """Blocks for that time: for a thread of its own."""
+    def run(self, seconds: float, ended: threading.Event) -> None:
+        """Blocks for that time, or until `ended` is set: for a thread of its own."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        while (left := end - time.monotonic()) > 0 and not ended.is_set():
             began = time.thread_time()
             self._look()
-            time.sleep(min(left, max(EVERY_SECONDS, LEAST_PAUSE * (time.thread_time() - began))))
+            ended.wait(min(left, max(EVERY_SECONDS, LEAST_PAUSE * (time.thread_time() - began))))
 
     def _look(self) -> None:
         frames = sys._current_frames()

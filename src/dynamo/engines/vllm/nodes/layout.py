@@ -40,11 +40,14 @@ class Announcement:
         self._stopped = threading.Event()
         layout = Layout(args.tensor_parallel_size, args.pipeline_parallel_size, port, secret)
         said = json.encode(layout).decode()
-        thread = threading.Thread(target=self._tell, args=(args.master_addr, args.master_port, said), daemon=True)
-        thread.start()
+        words = args.master_addr, args.master_port, said
+        self._thread = threading.Thread(target=self._tell, args=words, name="dynamo-vllm-layout", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
+        """Blocks for as long as an attempt to connect takes."""
         self._stopped.set()
+        self._thread.join()
 
     def _tell(self, host: str, port: int, said: str) -> None:
         if store := _reach(host, port, self._stopped.is_set):

@@ -1,0 +1,50 @@
+"""What a test may leave behind it: nothing. Threads, tasks, child processes and temporary files have an owner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+UNOWNED = (
+    "dynamo-blocking",  # `in_thread` abandons what cannot be interrupted when its caller is cancelled
+    "_poll_wrapper",  # of grpc, one per process
+    "tqdm_monitor",  # of tqdm, one per process
+)
+SESSION: set[int] = set()
+"""Processes that end with the session: a test may be the first to need one."""
+
+
+def child_processes() -> dict[int, str]:
+    """The children of this process, dead ones that nobody waited for among them, with their commands."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            for pid in map(int, (task / "children").read_text().split()):
+                found[pid] = _command(pid)
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return ""
+    return b" ".join(words).decode(errors="replace")
+
+
+@contextmanager
+def nothing_left(temporary: Path, *, engines: bool = False) -> Iterator[None]:
+    """Fails with the names of the threads, child processes and files in `temporary` that the body left.
+
+    With `engines` threads may be left: those of an engine that several tests share grow with its requests.
+    """
+    threads, children, files = set(threading.enumerate()), child_processes(), set(temporary.iterdir())
+    yield
+    began = [thread.name for thread in threading.enumerate() if thread not in threads]
+    left = [f"thread {name}" for name in began if not engines and not any(known in name for known in UNOWNED)]
+    children |= dict.fromkeys(SESSION, "")
+    left += [f"process {pid}: {command}" for pid, command in child_processes().items() if pid not in children]
+    left += [f"file {path}" for path in temporary.iterdir() if path not in files]
+    assert not left, f"the test left {', '.join(left)}"
