@@ -35,6 +35,9 @@ from dynamo.protocols.card import ModelInput
 from dynamo.runtime.stream import Sink
 from dynamo.worker.serve import serve_engine
 
+PrefixHandoff, EngineTransfer = WorkerHandoff, EngineHandoff
+"""Their names until 0.2."""
+
 __all__ = [
     "AdapterHost",
     "CacheOwner",
@@ -48,6 +51,7 @@ __all__ = [
     "EngineHandoff",
     "EngineInfo",
     "EngineSpec",
+    "EngineTransfer",
     "HealthChecked",
     "HeldPrefix",
     "KvListener",
@@ -61,6 +65,7 @@ __all__ = [
     "MetricsRegistry",
     "MetricsSource",
     "ModelInput",
+    "PrefixHandoff",
     "RankLoad",
     "Running",
     "Sink",
