@@ -95,8 +95,8 @@ async def plan_virtual(config: PlannerConfig, environ: Mapping[str, str]) -> Non
 
 
 async def plan_kubernetes(config: PlannerConfig, environ: Mapping[str, str]) -> None:
-    api = KubernetesApi(find_access(environ), config.kubernetes_namespace)
-    await _plan(config, kubernetes_actor(api, config), on_signals(None), environ)
+    async with KubernetesApi(find_access(environ), config.kubernetes_namespace) as api:
+        await _plan(config, kubernetes_actor(api, config), on_signals(None), environ)
 
 
 _PLANS = {"local": plan_local, "virtual": plan_virtual, "kubernetes": plan_kubernetes}
