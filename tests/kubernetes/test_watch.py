@@ -110,9 +110,7 @@ async def test_a_version_that_is_no_longer_kept_means_reading_again(
         assert watch.reads == 2
 
 
-async def test_bookmarks_keep_a_quiet_watch_from_reading_again(
-    server: KubeServer, watch: ResourceWatch[Thing]
-) -> None:
+async def test_bookmarks_keep_a_quiet_watch_from_reading_again(server: KubeServer, watch: ResourceWatch[Thing]) -> None:
     async with aclosing(watch.changes()) as changes:
         assert await following(changes) == {}
         waiting = asyncio.create_task(following(changes))
@@ -149,5 +147,5 @@ async def test_an_object_of_another_shape_is_reported_as_unreadable(
 
 async def test_a_resource_without_a_definition_is_named(server: KubeServer, api: KubernetesApi) -> None:
     server.unknown = {PLURAL}
-    with pytest.raises(UnknownResource, match="knows no dynamoworkermetadatas of nvidia.com/v1alpha1"):
+    with pytest.raises(UnknownResource, match=r"knows no dynamoworkermetadatas of nvidia\.com/v1alpha1"):
         await api.list(WORKER_METADATA)

@@ -14,7 +14,10 @@ from aiohttp import web
 
 from support.certificates import certificate
 
-COLLECTION = "/apis/{group}/{version}/namespaces/{namespace}/{plural}"
+COLLECTIONS = (
+    "/apis/{group}/{version}/namespaces/{namespace}/{plural}",
+    "/api/{version}/namespaces/{namespace}/{plural}",
+)
 
 Object = dict[str, Any]
 
@@ -62,10 +65,11 @@ class KubeServer:
     async def begin(self) -> None:
         """Also again after `stop`, at the same address."""
         app = web.Application()
-        app.router.add_get(COLLECTION, self._collection)
-        for path in (COLLECTION + "/{name}", COLLECTION + "/{name}/{subresource}"):
-            for method in ("GET", "PATCH", "DELETE"):
-                app.router.add_route(method, path, self._respond)
+        for collection in COLLECTIONS:
+            app.router.add_get(collection, self._collection)
+            for path in (collection + "/{name}", collection + "/{name}/{subresource}"):
+                for method in ("GET", "PATCH", "DELETE"):
+                    app.router.add_route(method, path, self._respond)
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(self.ca, self._key)
         if self._client_ca:
@@ -143,7 +147,7 @@ class KubeServer:
             return _refusal(401, "Unauthorized", "Unauthorized")
         if (verb, resource) in self.forbidden:
             named = f' "{found["name"]}"' if "name" in found else ""
-            return _refusal(403, "Forbidden", f"{found['plural']}.{found['group']}{named} is forbidden")
+            return _refusal(403, "Forbidden", f"{found['plural']}.{found.get('group', '')}{named} is forbidden")
         if found["plural"] in self.unknown:
             return web.Response(status=404, text="404 page not found\n")
         return None
@@ -199,7 +203,7 @@ class KubeServer:
         plural, name = found["plural"], found["name"]
         applies = request.content_type == "application/apply-patch+yaml"
         if found["namespace"] != "serving" or ((plural, name) not in self.objects and not applies):
-            return _refusal(404, "NotFound", f'{plural}.{found["group"]} "{name}" not found')
+            return _refusal(404, "NotFound", f'{plural}.{found.get("group", "")} "{name}" not found')
         if verb == "get":
             return web.json_response(self.objects[plural, name])
         if verb == "delete":

@@ -195,6 +195,7 @@ class KubernetesApi:
         *,
         uid: str | None = None,
         propagation: Propagation | None = None,
+        grace: int | None = None,
         namespace: str | None = None,
     ) -> None:
         """With a `uid`: only that object, not a later one of the same name."""
@@ -203,6 +204,8 @@ class KubernetesApi:
             options["preconditions"] = {"uid": uid}
         if propagation is not None:
             options["propagationPolicy"] = propagation
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
         call = self._named("delete", "DELETE", resource, name, namespace, "")
         await self._call(_with_body(call, options, "application/json", {}))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -46,6 +46,13 @@ class KubernetesDiscovery:
         self._watches = 0
         self._running = False
         self._closed = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def start(self) -> None:
         """Read once, so that missing rights and a missing definition are known before anything depends on them."""
