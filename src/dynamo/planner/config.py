@@ -93,7 +93,8 @@ class PlannerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     metric_pulling_prometheus_endpoint: str | None = None
     """Read the metrics from this Prometheus instead of the frontend."""
     metric_reporting_prometheus_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
-    metric_reporting_host: str = "127.0.0.1"
+    metric_reporting_host: str | None = None
+    """Without one: loopback, in a pod all addresses."""
     deployment: str | None = None
     """The file of `dynamo serve` whose components are started and scaled (local)."""
     prefill_component: str = "prefill"
