@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 from msgspec import Meta, Struct
 
-from dynamo.kubernetes.cluster import ClusterAccess, ClusterAccessError
+from dynamo.kubernetes.cluster import ClusterAccess
 from dynamo.kubernetes.errors import (
     ApiOutage,
     ApiRefusal,
@@ -22,6 +22,7 @@ from dynamo.kubernetes.errors import (
     NotFound,
     UnknownResource,
 )
+from dynamo.kubernetes.files import ClusterAccessError
 from dynamo.kubernetes.resources import Resource
 
 _LIMIT_SECONDS = 5.0

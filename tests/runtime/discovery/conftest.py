@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -13,7 +14,7 @@ from dynamo.runtime.discovery import Discovery
 from dynamo.runtime.discovery.etcd import EtcdConfig, EtcdDiscovery
 from dynamo.runtime.discovery.file import FileDiscovery
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from support.discovery_cluster import DiscoveryCluster
+from support.discovery_cluster import CONTRACT_NAMESPACE, DiscoveryCluster, RealPods
 from support.following import Participant, QuickEtcd
 from support.kube_server import KubeServer
 from support.services import Etcd, free_port
@@ -42,8 +43,11 @@ async def participant(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIt
     elif request.param == "file":
         make = lambda: FileDiscovery(tmp_path / "kv")  # noqa: E731
     elif request.param == "kubernetes":
-        server = await stack.enter_async_context(KubeServer(tmp_path))
-        make = DiscoveryCluster(server, tmp_path).discovery
+        if os.environ.get(CONTRACT_NAMESPACE):
+            make = RealPods(os.environ, tmp_path).discovery
+        else:
+            server = await stack.enter_async_context(KubeServer(tmp_path))
+            make = DiscoveryCluster(server, tmp_path).discovery
     else:
         etcd: Etcd = request.getfixturevalue("shared_etcd")
         config = EtcdConfig(endpoints=(etcd.url,), prefix=f"dynamo-{secrets.token_hex(4)}/")

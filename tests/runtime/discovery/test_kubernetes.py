@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,6 +39,7 @@ from support.kube_server import KubeServer
 from support.waiting import until
 
 ENDPOINT = EndpointId("ns", "backend", "generate")
+MALFORMED: tuple[Any, ...] = (3, {"other_records": {"v1/a": "%"}}, {"endpoints": {"x": {}}})
 
 
 @pytest.fixture
@@ -143,7 +145,7 @@ async def test_an_unreadable_object_keeps_its_last_good_value(
         await worker.put("v1/a", b"1")
         async with aclosing(frontend.watch("v1/")) as changes:
             await changes_until(changes, Put("v1/a", b"1"))
-            for broken in (3, {"other_records": {"v1/a": "%"}}, {"endpoints": {"x": {}}}):
+            for broken in MALFORMED:
                 caplog.clear()
                 stored = cluster.server.objects[WORKERS, "worker"]
                 cluster.server.put_object(WORKERS, {**stored, "spec": {"data": broken}})

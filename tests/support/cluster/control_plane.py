@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import ssl
 import subprocess
 import sys
@@ -81,6 +80,7 @@ class ControlPlane:
         self._folder = folder
         self._nodes = nodes
         self._ca = folder / "certs" / "apiserver.crt"
+        self._commands: dict[str, Sequence[str]] = {}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(self) -> None:
@@ -100,6 +100,21 @@ class ControlPlane:
             self._helper("node", node, str(self._folder / "nodes"), log=node)
         self._wait(lambda: self._kubectl("get", "nodes").count(" Ready") == len(self._nodes))
         (self._folder / "ready").touch()
+
+    def keep(self) -> None:
+        """Start the API server and etcd again when they end, as tests make them do."""
+        while True:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            for name, process in self._started.items():
+                if process.poll() is not None and name in ("apiserver", "etcd"):
+                    self._start(name, *self._commands[name])
+                    break
+            else:
+                self._reap()
+
+    def _reap(self) -> None:
+        """Whatever else ended: this is the first process of the namespace."""
+        os.waitpid(-1, os.WNOHANG)
 
     def _addresses(self) -> None:
         """All inside the namespace's loopback: the in-cluster address of the API works without a proxy."""
@@ -197,7 +212,8 @@ class ControlPlane:
         self._start(log or module, *words, *arguments)
 
     def _start(self, name: str, *words: str) -> None:
-        with (self._folder / f"{name}.log").open("wb") as log:
+        self._commands[name] = words
+        with (self._folder / f"{name}.log").open("ab") as log:
             self._started[name] = subprocess.Popen(
                 words, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
@@ -245,8 +261,9 @@ def _answers(url: str) -> bool:
 def main(folder: str, *nodes: str) -> None:
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    ControlPlane(place, nodes).run()
-    signal.pause()
+    plane = ControlPlane(place, nodes)
+    plane.run()
+    plane.keep()
 
 
 if __name__ == "__main__":

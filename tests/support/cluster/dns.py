@@ -13,7 +13,7 @@ from typing import Any
 from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.cluster import ClusterAccess
 from dynamo.kubernetes.resources import Resource
-from dynamo.kubernetes.watch import Changed, Removed, Replaced, ResourceWatch
+from dynamo.kubernetes.watch import Changed, Removed, Replaced, ResourceWatch, Seen, Unreadable
 
 SERVICES = Resource("", "v1", "services", "Service")
 ENDPOINTS = Resource("", "v1", "endpoints", "Endpoints")
@@ -38,7 +38,7 @@ class Names:
         if found["spec"].get("clusterIP") not in (None, "None", ""):
             return [found["spec"]["clusterIP"]]
         unready = found["spec"].get("publishNotReadyAddresses")
-        addresses = []
+        addresses: list[dict[str, str]] = []
         for subset in self.endpoints.get((namespace, service), {}).get("subsets") or []:
             addresses += subset.get("addresses") or []
             addresses += (subset.get("notReadyAddresses") or []) if unready else []
@@ -75,16 +75,22 @@ class Server(asyncio.DatagramProtocol):
         return head + query[12:end] + b"".join(records)
 
 
+def put(seen: Seen[dict[str, Any]], into: Objects) -> None:
+    assert not isinstance(seen.object, Unreadable)
+    into[seen.metadata.namespace, seen.metadata.name] = seen.object
+
+
 async def follow(api: KubernetesApi, resource: Resource, into: Objects) -> None:
-    watch = ResourceWatch(api, resource, dict, namespace="")  # type: ignore[var-annotated]
+    watch = ResourceWatch(api, resource, dict, namespace="")
     async with aclosing(watch.changes()) as changes:
         async for change in changes:
             match change:
                 case Replaced(objects):
                     into.clear()
-                    into.update({(one.metadata.namespace, one.metadata.name): one.object for one in objects})
+                    for seen in objects:
+                        put(seen, into)
                 case Changed(seen):
-                    into[seen.metadata.namespace, seen.metadata.name] = seen.object
+                    put(seen, into)
                 case Removed(metadata):
                     into.pop((metadata.namespace, metadata.name), None)
 

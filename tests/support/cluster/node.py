@@ -107,7 +107,7 @@ class Node:
 
     async def _follow(self) -> None:
         fields = f"spec.nodeName={self.name}"
-        watch = ResourceWatch(self._api, PODS, dict, namespace="", fields=fields)  # type: ignore[var-annotated]
+        watch = ResourceWatch(self._api, PODS, dict, namespace="", fields=fields)
         async with aclosing(watch.changes()) as changes:
             async for change in changes:
                 match change:

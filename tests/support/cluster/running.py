@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from support.cluster.places import BIN, NEEDED, ROOT, has
-from support.waiting import until_sync
+from support.waiting import PATIENCE, until_sync
 
 Object = dict[str, Any]
 
@@ -39,7 +41,8 @@ class Cluster:
         path = f"{ROOT / 'tests'}:{ROOT / 'src'}"
         with (self.folder / "cluster.log").open("wb") as log:
             self._process = subprocess.Popen(
-                ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc",
+                # It ends with the tests, also where these are killed.
+                ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc",
                  sys.executable, "-m", "support.cluster.control_plane", str(self.folder), *self._nodes],
                 env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
@@ -60,9 +63,32 @@ class Cluster:
     @property
     def inside(self) -> list[str]:
         """The words before a command that runs in the cluster's network."""
+        return ["nsenter", "-t", str(self._first), "--net", "--"]
+
+    @property
+    def _first(self) -> int:
+        """The first process of the cluster's namespaces."""
         assert self._process
-        [child] = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        return ["nsenter", "-t", child, "--net", "--"]
+        [child] = _children(self._process.pid)
+        return child
+
+    def kill(self, program: str) -> None:
+        """The API server and etcd are started again."""
+        os.kill(self._process_of(program), signal.SIGKILL)
+
+    @contextmanager
+    def paused(self, program: str) -> Iterator[None]:
+        """It answers nothing meanwhile, and its connections stay open."""
+        pid = self._process_of(program)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def _process_of(self, program: str) -> int:
+        [pid] = [pid for pid in _children(self._first) if Path(f"/proc/{pid}/comm").read_text().strip() == program]
+        return pid
 
     @property
     def kubeconfig(self) -> Path:
@@ -88,5 +114,25 @@ class Cluster:
         found: Object = json.loads(self.kubectl("get", *words, "-o", "json"))
         return found
 
+    def wait(self, *words: str, namespace: str = "default") -> None:
+        self.kubectl("wait", "-n", namespace, f"--timeout={PATIENCE:.0f}s", *words)
+
+    def http(self, url: str, body: Object | None = None) -> Object:
+        """The answer, as JSON, of a program in the cluster; with a body the request is a POST."""
+        words = ["curl", "--silent", "--show-error", "--fail-with-body", url]
+        if body is not None:
+            words += ["--header", "Content-Type: application/json", "--data", json.dumps(body)]
+        answer: Object = json.loads(self.run(*words))
+        return answer
+
+    def addresses(self, app: str, namespace: str) -> list[str]:
+        """Of its pods that are not about to end."""
+        pods = self.get("pods", "-n", namespace, "-l", f"app={app}")["items"]
+        return [pod["status"]["podIP"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
     def logs(self, pod: str, namespace: str = "default") -> str:
         return self.kubectl("logs", "-n", namespace, pod)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

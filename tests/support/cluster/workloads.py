@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from support.cluster.places import ROOT
@@ -18,7 +18,7 @@ DISCOVERED = {
 SYSTEM_PORT = 9090
 HTTP_PORT = 8000
 
-DISCOVERY = [(ROOT / "deploy/kubernetes" / name).read_text() for name in ("discovery.yaml",)]
+RIGHTS = ROOT / "deploy/kubernetes/discovery.yaml"
 DEFINITION = ROOT / "deploy/kubernetes/crds/dynamoworkermetadatas.yaml"
 
 
@@ -42,7 +42,9 @@ def service(name: str, port: int) -> Object:
     }
 
 
-def deployment(name: str, command: Sequence[str], port: int, *, replicas: int = 1, **env: str) -> Object:
+def deployment(
+    name: str, command: Sequence[str], port: int, *, replicas: int = 1, env: Mapping[str, str] = {}
+) -> Object:
     """With only what is special to it: every address and port has the default that fits a pod."""
     field = {
         variable: {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
@@ -91,12 +93,17 @@ def deployment(name: str, command: Sequence[str], port: int, *, replicas: int = 
 
 def frontend(**env: str) -> list[Object]:
     command = python("-m", "dynamo.frontend", "--router-mode", "kv")
-    return [deployment("frontend", command, HTTP_PORT, DYNAMO_PORT=str(HTTP_PORT), **env), service("frontend", HTTP_PORT)]
+    return [
+        deployment("frontend", command, HTTP_PORT, env={"DYNAMO_PORT": str(HTTP_PORT), **env}),
+        service("frontend", HTTP_PORT),
+    ]
 
 
 def mockers(replicas: int, **env: str) -> list[Object]:
     command = python("-m", "dynamo.mocker", "--model-path", "tiny", "--model-name", "tiny")
-    worker = deployment("worker", command, SYSTEM_PORT, replicas=replicas, DYN_SYSTEM_PORT=str(SYSTEM_PORT), **env)
+    worker = deployment(
+        "worker", command, SYSTEM_PORT, replicas=replicas, env={"DYN_SYSTEM_PORT": str(SYSTEM_PORT), **env}
+    )
     return [worker, service("worker", SYSTEM_PORT)]
 
 
