@@ -17,7 +17,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / each) for each in ("src", "tests")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from dynamo.kubernetes.access import find_access
 from dynamo.kubernetes.api import KubernetesApi

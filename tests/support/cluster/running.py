@@ -17,12 +17,14 @@ from support.waiting import PATIENCE, until_sync
 
 Object = dict[str, Any]
 
+UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+
 
 def why_not() -> str | None:
     """Why no cluster can run here; None where one can."""
     if not has(*NEEDED):
         return "`tests/kubernetes/install` gets the control plane"
-    probe = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "ip", "link", "set", "lo", "up"]
+    probe = [*UNSHARE, "ip", "link", "set", "lo", "up"]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
         return "this machine cannot make network and PID namespaces"
     return None
@@ -42,7 +44,7 @@ class Cluster:
         with (self.folder / "cluster.log").open("wb") as log:
             self._process = subprocess.Popen(
                 # It ends with the tests, also where these are killed.
-                ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc",
+                ["setpriv", "--pdeathsig", "KILL", *UNSHARE,
                  sys.executable, "-m", "support.cluster.control_plane", str(self.folder), *self._nodes],
                 env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
