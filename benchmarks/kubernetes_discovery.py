@@ -162,8 +162,7 @@ def main() -> None:
     if why := why_not():
         raise SystemExit(f"no cluster: {why}")
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "cluster") as cluster:
-        cluster.apply(DEFINITION.read_text())
-        cluster.wait("--for=condition=Established", "crd/dynamoworkermetadatas.nvidia.com")
+        cluster.define(DEFINITION.read_text(), "dynamoworkermetadatas")
         print(cluster.run(sys.executable, __file__, "measure"))
 
 

@@ -62,13 +62,15 @@ def test_a_flag_that_repeats_the_file_is_fine_and_one_that_contradicts_it_is_ref
         ("agg", {}, "dyn://dynamo.backend.generate"),
         ("decode", {"DYN_NAMESPACE": "ours"}, "dyn://ours.decode.generate"),
         ("prefill", {"DYN_NAMESPACE": "ours"}, "dyn://ours.prefill.generate"),
+        ("agg", {"DYN_COMPONENT": "worker"}, "dyn://dynamo.worker.generate"),
     ],
 )
 def test_the_default_endpoint_follows_the_namespace_and_the_kind_of_work(
     mode: str, environ: dict[str, str], place: str
 ) -> None:
-    namespace = MockerSettings.from_env(environ, model_path="x").namespace
-    assert str(default_endpoint(MockerArgs.from_json({"disaggregation_mode": mode}), namespace)) == place
+    asked = MockerSettings.from_env(environ, model_path="x")
+    args = MockerArgs.from_json({"disaggregation_mode": mode})
+    assert str(default_endpoint(args, asked.namespace, asked.component)) == place
 
 
 def with_file(folder: Path, text: str, *flags: str) -> dict[str, Any]:

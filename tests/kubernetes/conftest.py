@@ -16,8 +16,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if why := why_not():
         pytest.fail(f"no cluster: {why}")
     with Cluster(tmp_path_factory.mktemp("cluster")) as made:
-        made.apply(workloads.DEFINITION.read_text())
-        made.wait("--for=condition=Established", "crd/dynamoworkermetadatas.nvidia.com")
+        made.define(workloads.DEFINITION.read_text(), "dynamoworkermetadatas")
         yield made
 
 

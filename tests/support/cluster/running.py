@@ -98,19 +98,29 @@ class Cluster:
 
     def run(self, *words: str, text: str | None = None) -> str:
         """The output of a command in the cluster's network; fails with what it said."""
-        done = subprocess.run(
-            [*self.inside, *words], input=text, capture_output=True, text=True, check=False,
-            env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
-        )  # fmt: skip
+        done = self._call(*words, text=text)
         assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def _call(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        path = f"{BIN}:{os.environ['PATH']}"
+        return subprocess.run(
+            [*self.inside, *words], input=text, capture_output=True, text=True, check=False,
+            env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path},
+        )  # fmt: skip
+
     def kubectl(self, *words: str, text: str | None = None) -> str:
-        return self.run(str(BIN / "kubectl"), *words, text=text)
+        return self.run("kubectl", *words, text=text)
 
     def apply(self, documents: str, namespace: str = "default") -> None:
         # kubectl would check custom resources against the old server's schemas.
         self.kubectl("apply", "--validate=false", "-n", namespace, "-f", "-", text=documents)
+
+    def define(self, document: str, plural: str) -> None:
+        """Apply a CustomResourceDefinition, and wait until its objects are served."""
+        self.apply(document)
+        # The new server knows it a moment before the old one in front of it does.
+        until_sync(lambda: self._call("kubectl", "get", plural).returncode == 0)
 
     def get(self, *words: str) -> Object:
         found: Object = json.loads(self.kubectl("get", *words, "-o", "json"))

@@ -62,6 +62,9 @@ class MockerSettings(Settings, frozen=True, kw_only=True):
         metavar="NAME", group="workers", default="dyn://dynamo.backend.generate")] = None
     namespace: Annotated[str, Setting(
         variables="DYN_NAMESPACE", help="namespace to serve in, without --endpoint")] = DEFAULT_NAMESPACE
+    component: Annotated[str | None, Setting(
+        variables="DYN_COMPONENT", help="component to serve, without --endpoint",
+        default="backend; prefill or decode for workers that do only that")] = None
     num_workers: Annotated[int, Meta(ge=1), Setting(
         "--num-workers", help="workers of this process", group="workers")] = 1
     stagger_delay: Annotated[float, Setting(
@@ -95,7 +98,11 @@ def main(argv: list[str] | None = None) -> None:
         timing = timing_for(args)
         network = Network.from_env(os.environ, **given(flags, NetworkSettings))
         steps = StepTraceSettings.from_env(os.environ, **given(flags, StepTraceSettings))
-        endpoint = EndpointId.parse(asked.endpoint) if asked.endpoint else default_endpoint(args, asked.namespace)
+        endpoint = (
+            EndpointId.parse(asked.endpoint)
+            if asked.endpoint
+            else default_endpoint(args, asked.namespace, asked.component)
+        )
         pauses = stagger(asked.num_workers, asked.stagger_delay)
         ports = bootstrap_ports(asked, args)
     except (ValueError, InvalidArgument, StartError) as error:
@@ -129,10 +136,10 @@ def engine_args(flags: Mapping[str, Any]) -> MockerArgs:
     return MockerArgs.from_json(source, [(names[field], field, value) for field, value in values.items()])
 
 
-def default_endpoint(args: MockerArgs, namespace: str) -> EndpointId:
+def default_endpoint(args: MockerArgs, namespace: str, component: str | None = None) -> EndpointId:
     """Each part of a request has a component of its own."""
-    component = DEFAULT_COMPONENT if args.worker_type is WorkerType.Aggregated else args.worker_type.value
-    return EndpointId(namespace, component)
+    part = DEFAULT_COMPONENT if args.worker_type is WorkerType.Aggregated else args.worker_type.value
+    return EndpointId(namespace, component or part)
 
 
 def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: int) -> ModelCard:
