@@ -51,6 +51,18 @@ def test_discovery_through_kubernetes_without_a_cluster_says_what_is_missing(tmp
         RuntimeConfig.from_env({"DYN_DISCOVERY_BACKEND": "kubernetes", "HOME": str(tmp_path)})
 
 
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({"DYN_KUBE_DISCOVERY_MODE": "container"}, "needs CONTAINER_NAME"),
+        ({"DYN_KUBE_DISCOVERY_MODE": "node"}, "DYN_KUBE_DISCOVERY_MODE must be pod or container, not 'node'"),
+    ],
+)
+def test_a_wrong_variable_of_this_discovery_is_named(environ: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        RuntimeConfig.from_env({"DYN_DISCOVERY_BACKEND": "kubernetes", **environ})
+
+
 def token(pod: dict[str, str]) -> str:
     claims = json.dumps({"kubernetes.io": {"namespace": "serving", "pod": pod}}).encode()
     return f"header.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.signature"

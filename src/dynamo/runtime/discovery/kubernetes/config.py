@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -14,8 +14,22 @@ from msgspec import Struct
 from dynamo.kubernetes.access import find_access
 from dynamo.kubernetes.cluster import ClusterAccess
 from dynamo.kubernetes.pod import PodIdentity, find_pod
+from dynamo.settings import Setting, Settings
 
 ReadinessOf = Literal["pod", "container"]
+
+
+class KubernetesSettings(Settings, frozen=True, kw_only=True):
+    # fmt: off
+    readiness_of: Annotated[ReadinessOf, Setting(
+        variables="DYN_KUBE_DISCOVERY_MODE",
+        help="whose readiness counts: that of a pod behind a Service, or that of a `container`")] = "pod"
+    container: Annotated[str | None, Setting(
+        variables="CONTAINER_NAME", help="name of this container, where containers count for themselves")] = None
+    namespace: Annotated[str | None, Setting(
+        variables="POD_NAMESPACE", help="namespace of Kubernetes in which processes find each other",
+        default="that of the service account or of the kubeconfig")] = None
+    # fmt: on
 
 
 class KubernetesConfig(Struct, frozen=True, kw_only=True):
@@ -34,13 +48,16 @@ class KubernetesConfig(Struct, frozen=True, kw_only=True):
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:
         """Raises ClusterAccessError where no cluster can be reached, and ValueError for a variable that is wrong."""
+        asked = KubernetesSettings.from_env(environ)
+        by_container = asked.readiness_of == "container"
+        if by_container and not asked.container:
+            raise ValueError("DYN_KUBE_DISCOVERY_MODE=container needs CONTAINER_NAME, the name of this container")
         access = find_access(environ)
-        pod = find_pod(environ)
         return cls(
             access=access,
-            namespace=environ.get("POD_NAMESPACE") or access.namespace,
-            pod=pod,
-            container=_container(environ),
+            namespace=asked.namespace or access.namespace,
+            pod=find_pod(environ),
+            container=asked.container if by_container else None,
             locks=Path(tempfile.gettempdir()) / f"dynamo-pod-{os.geteuid()}",
         )
 
@@ -52,14 +69,3 @@ class KubernetesConfig(Struct, frozen=True, kw_only=True):
     @property
     def readiness_of(self) -> ReadinessOf:
         return "container" if self.container else "pod"
-
-
-def _container(environ: Mapping[str, str]) -> str | None:
-    mode = environ.get("DYN_KUBE_DISCOVERY_MODE", "").strip().lower() or "pod"
-    if mode not in ("pod", "container"):
-        raise ValueError(f"DYN_KUBE_DISCOVERY_MODE must be pod or container, not '{mode}'")
-    if mode == "pod":
-        return None
-    if not (name := environ.get("CONTAINER_NAME", "").strip()):
-        raise ValueError("DYN_KUBE_DISCOVERY_MODE=container needs CONTAINER_NAME, the name of this container")
-    return name
