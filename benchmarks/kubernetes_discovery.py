@@ -106,9 +106,9 @@ async def measure() -> dict[str, Any]:
         writing.stdin.write(f"{what}\n".encode())
         await writing.stdin.drain()
 
-    calls, cpu, begun = discovery._api.calls, time.process_time(), time.monotonic()
+    calls, cpu, begun = discovery.api_calls, time.process_time(), time.monotonic()
     await asyncio.sleep(QUIET_SECONDS)
-    figures["quiet"] = _share(cpu, begun) | {"api_calls": discovery._api.calls - calls}
+    figures["quiet"] = _share(cpu, begun) | {"api_calls": discovery.api_calls - calls}
 
     cpu, begun = time.process_time(), time.monotonic()
     await order("churn")

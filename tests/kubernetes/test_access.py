@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.kubernetes.access import find_access
-from dynamo.kubernetes.api import KubernetesApi, Scale
+from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.errors import ApiOutage
 from dynamo.kubernetes.files import ClusterAccessError
 from dynamo.kubernetes.kubeconfig import parse_kubeconfig, read_kubeconfigs
+from dynamo.kubernetes.messages import Scale
 from dynamo.kubernetes.resources import DEPLOYMENTS
 from support.certificates import authority, certificate, signed
 from support.kube_server import KubeServer

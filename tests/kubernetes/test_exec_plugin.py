@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dynamo.kubernetes.api import KubernetesApi, Scale
+from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.errors import ApiRefusal
 from dynamo.kubernetes.kubeconfig import read_kubeconfigs
+from dynamo.kubernetes.messages import Scale
 from dynamo.kubernetes.resources import DEPLOYMENTS
 from support.certificates import authority, signed
 from support.kube_server import KubeServer

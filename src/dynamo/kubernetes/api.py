@@ -5,103 +5,31 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import aiohttp
 import msgspec
-from msgspec import Meta, Struct
 
 from dynamo.kubernetes.cluster import ClusterAccess
-from dynamo.kubernetes.errors import (
-    ApiOutage,
-    ApiRefusal,
-    Conflict,
-    Forbidden,
-    Gone,
-    KubernetesError,
-    NotFound,
-    UnknownResource,
-)
+from dynamo.kubernetes.errors import ApiOutage, ApiRefusal, error_of
 from dynamo.kubernetes.files import ClusterAccessError
+from dynamo.kubernetes.messages import APPLY, Call, Listing, Page, Scale
 from dynamo.kubernetes.resources import Resource
 
 _LIMIT_SECONDS = 5.0
 _LARGEST_OBJECT = 8 << 20
 _LARGEST_PAGE = 64 << 20
-_LONGEST_MESSAGE = 300
 _PAGE = 500
-_RETRIED = (408, 429)
-"""The server is busy: the same call may succeed later."""
 _PATCH_TYPES = {
-    "apply": "application/apply-patch+yaml",
+    "apply": APPLY,
     "merge": "application/merge-patch+json",
     "strategic": "application/strategic-merge-patch+json",
     "json": "application/json-patch+json",
 }
 
 T = TypeVar("T")
-Replicas = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PatchKind = Literal["merge", "strategic", "json"]
 Propagation = Literal["Foreground", "Background", "Orphan"]
-
-
-class KubernetesStatus(Struct, frozen=True):
-    """What the API server answers with an error."""
-
-    message: str = ""
-    reason: str = ""
-    code: int = 0
-
-
-class _ListMetadata(Struct, frozen=True, rename="camel"):
-    resource_version: str = ""
-    continue_: str = msgspec.field(default="", name="continue")
-
-
-class _Page(Struct, frozen=True):
-    items: list[msgspec.Raw] | None
-    metadata: _ListMetadata
-
-
-class Listing(Struct, frozen=True):
-    """All objects of one moment, each as the server wrote it, and the version of that moment."""
-
-    items: list[msgspec.Raw]
-    version: str
-
-
-class ScaleSpec(Struct, frozen=True):
-    replicas: Replicas = 0
-
-
-class ScaleStatus(Struct, frozen=True):
-    replicas: Replicas = 0
-    selector: str = ""
-
-
-class Scale(Struct, frozen=True):
-    """The scale subresource of whatever has one."""
-
-    spec: ScaleSpec = ScaleSpec()
-    status: ScaleStatus = ScaleStatus()
-
-
-class Call(Struct, frozen=True, kw_only=True):
-    """One request, as it is sent and as messages name it."""
-
-    verb: str
-    """RBAC's word for it."""
-    method: str
-    resource: Resource
-    namespace: str
-    name: str = ""
-    subresource: str = ""
-    params: Mapping[str, str] = {}
-    body: bytes | None = None
-    content_type: str = "application/json"
-
-    def __str__(self) -> str:
-        return f"{self.resource} '{self.name}'" if self.name else str(self.resource)
 
 
 class KubernetesApi:
@@ -146,7 +74,7 @@ class KubernetesApi:
             call = Call(
                 verb="list", method="GET", resource=resource, namespace=self._in(namespace), params=params
             )  # fmt: skip
-            page = decoded(await self._call(call), _Page, f"{self.access.server}: its list of {resource}")
+            page = decoded(await self._call(call), Page, f"{self.access.server}: its list of {resource}")
             items += page.items or ()
             if not page.metadata.continue_:
                 return Listing(items, page.metadata.resource_version)
@@ -260,7 +188,7 @@ class KubernetesApi:
                 response = await self._send(call, limit)
             async with response:
                 if response.status >= 300:
-                    raise self._error(response.status, await _body(response, _LARGEST_OBJECT), call)
+                    raise error_of(response.status, await _body(response, _LARGEST_OBJECT), call, self.access)
                 yield response
         except TimeoutError:
             seconds = limit.total or limit.sock_read or 0.0
@@ -297,39 +225,6 @@ class KubernetesApi:
         if self._tls is None or self._tls[0] != material:
             self._tls = (material, access.tls())
         return self._tls[1]
-
-    def _error(self, status: int, data: bytes, call: Call) -> KubernetesError:
-        try:
-            said = msgspec.json.decode(data, type=KubernetesStatus)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            said = KubernetesStatus(message=data.decode(errors="replace"))
-        message = " ".join(said.message.split())[:_LONGEST_MESSAGE]
-        server, resource, where = self.access.server, call.resource, f"in the namespace '{call.namespace}'"
-        match status:
-            case 401:
-                return ApiRefusal(f"{server} does not accept the credentials of {self.access.origin}: {message}")
-            case 403:
-                path = "/".join(filter(None, [resource.plural, call.subresource]))
-                return Forbidden(
-                    f"{server} forbids it: RBAC must allow the verb '{call.verb}' on '{path}' of the API group"
-                    f" '{resource.group}' {where}: {message}"
-                )
-            case 404 if said.reason == "NotFound" and call.name and "could not find" not in message:
-                return NotFound(f"{server}: there is no {call} {where}")
-            case 404:
-                return UnknownResource(f"{server} knows no {resource.plural} of {resource.api_version}")
-            case 409 if said.reason == "AlreadyExists":
-                return Conflict(f"{resource} exists already: {message}")
-            case 409 if said.reason == "Conflict" and "field manager" in said.message.lower():
-                return Conflict(f"{call}: {message}")
-            case 409:
-                return Conflict(f"{call} was changed since it was read, so the decision is dropped")
-            case 410:
-                return Gone(f"{server} no longer keeps that version of {resource}: {message}")
-            case 504 if "resource version" in message.lower():
-                return Gone(f"{server} has not reached that version of {resource}: its store is an older one")
-        refused = 400 <= status < 500 and status not in _RETRIED
-        return (ApiRefusal if refused else ApiOutage)(f"{server} answers {status} for {call}: {message}")
 
 
 def selectors(labels: str, fields: str) -> dict[str, str]:

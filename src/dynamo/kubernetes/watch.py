@@ -13,8 +13,9 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from dynamo.kubernetes.api import Call, KubernetesApi, KubernetesStatus, decoded, selectors
+from dynamo.kubernetes.api import KubernetesApi, decoded, selectors
 from dynamo.kubernetes.errors import ApiOutage, ApiRefusal, Gone, KubernetesError
+from dynamo.kubernetes.messages import Call, KubernetesStatus
 from dynamo.kubernetes.resources import Resource
 
 log = logging.getLogger(__name__)

@@ -162,8 +162,8 @@ async def test_changes_of_many_pods_at_once_are_reported_together(cluster: Disco
             cluster.set_ready(f"worker-{number}")
             cluster.server.put_object(WORKERS, left_by(f"worker-{number}", f"worker-{number}"))
         await anext(changes)
-        view = frontend._view.records
-        assert len(view) == 5
+        async with aclosing(frontend.watch("v1/")) as another:
+            assert len(await snapshot(another)) == 5
 
 
 async def test_a_right_that_is_missing_is_named_at_the_start(cluster: DiscoveryCluster) -> None:

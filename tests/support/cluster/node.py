@@ -58,6 +58,10 @@ class Node:
             tasks.create_task(self._beat())
             tasks.create_task(self._follow())
 
+    def kill_pods(self) -> None:
+        for pod in self._pods.values():
+            pod.kill()
+
     async def _register(self) -> None:
         labels = {
             "kubernetes.io/hostname": self.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"
@@ -210,8 +214,7 @@ async def main(server: str, token: str, ca: str, name: str, folder: str) -> None
             with contextlib.suppress(asyncio.CancelledError):
                 await running
         finally:
-            for pod in node._pods.values():
-                pod.kill()
+            node.kill_pods()
             await runner.cleanup()
 
 

@@ -9,8 +9,9 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from dynamo.kubernetes.api import KubernetesApi, Replicas
+from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.errors import ApiRefusal, KubernetesError
+from dynamo.kubernetes.messages import Replicas
 from dynamo.kubernetes.resources import DEPLOYMENTS, STATEFUL_SETS, Resource
 from dynamo.planner.config import PlannerConfig, PlannerConfigError, Role
 from dynamo.planner.parts import ActorError, PoolOrder

@@ -9,8 +9,9 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from dynamo.kubernetes.api import KubernetesApi, Listing, decoded
+from dynamo.kubernetes.api import KubernetesApi, decoded
 from dynamo.kubernetes.errors import Forbidden, KubernetesError, UnknownResource
+from dynamo.kubernetes.messages import Listing
 from dynamo.kubernetes.resources import ENDPOINT_SLICES, PODS, WORKER_METADATA
 from dynamo.runtime.discovery.base import Change, DiscoveryError, check_key
 from dynamo.runtime.discovery.kubernetes.config import KubernetesConfig
@@ -46,6 +47,11 @@ class KubernetesDiscovery:
         self._watches = 0
         self._running = False
         self._closed = asyncio.Event()
+
+    @property
+    def api_calls(self) -> int:
+        """Requests sent to the API server so far."""
+        return self._api.calls
 
     async def __aenter__(self) -> Self:
         await self.start()
