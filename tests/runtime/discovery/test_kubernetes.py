@@ -293,3 +293,11 @@ def test_whatever_an_object_holds_is_records_or_a_value_error(spec: object) -> N
         published(worker)
     except (ValueError, msgspec.MsgspecError):
         pass
+
+
+def test_an_object_that_is_nested_too_deeply_is_a_value_error() -> None:
+    card: dict[str, Any] = {}
+    for _ in range(5000):
+        card = {"a": card}
+    with pytest.raises(ValueError, match="is malformed"):
+        from_data({"model_cards": {"ns/backend/generate/7": {"card_json": card}}})

@@ -38,7 +38,7 @@ def from_data(data: Mapping[str, Mapping[str, Any] | None]) -> dict[str, bytes]:
         for path, entry in (data.get(name) or {}).items():
             try:
                 records[prefix + path] = restore(entry)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
                 raise ValueError(f"{name}['{path}'] is malformed: {error!r}") from error
     return records
 

@@ -107,7 +107,6 @@ class Registration:
         self._name: ObjectName | None = None
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self._wake = asyncio.Event()
-        self._dirty = False
         self._exists = False
         self._down = False
         self._task: asyncio.Task[None] | None = None
@@ -157,7 +156,6 @@ class Registration:
         swept = name.number != 1
         while True:
             self._wake.clear()
-            self._dirty = False
             waiting, self._waiting = self._waiting, []
             try:
                 if self.own:
