@@ -160,7 +160,12 @@ class KubernetesApi:
         """The body of an answer that goes on. It ends with an ApiOutage after so many seconds without a byte."""
         limit = aiohttp.ClientTimeout(total=None, sock_connect=_LIMIT_SECONDS, sock_read=silence)
         async with self._answered(call, limit) as response:
-            yield response.content
+            try:
+                yield response.content
+            finally:
+                # An orderly end of TLS goes on in the background: it would outlive `close`, and the loop.
+                if (connection := response.connection) and connection.transport:
+                    connection.transport.abort()
 
     def _named(
         self, verb: str, method: str, resource: Resource, name: str, namespace: str | None, subresource: str
