@@ -9,7 +9,7 @@ VLLM_TESTS := tests/engines/vllm tests/engines/conformance
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: run docs test test-repeat coverage test-deep test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
+.PHONY: run docs test test-kubernetes test-repeat coverage test-deep test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -21,7 +21,7 @@ docs: $(READY)
 # In one more process than there are processors, as many tests wait; each has an etcd and a NATS of its own.
 test: $(DEV)
 	@echo "Running about 6,000 tests, some with real processes, etcd and NATS: about 8 minutes on two quiet processors."
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not chaos"
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not kubernetes and not chaos"
 
 # The same from a fresh clone, PLAIN times as it is and LOADED times beside two busy loops per processor; each run is
 # noted in benchmarks/results/test-runs.md.
@@ -30,13 +30,13 @@ test-repeat: $(DEV)
 
 # The same tests, then how much of each module they ran, child processes included.
 coverage: $(DEV)
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not chaos" \
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not kubernetes and not chaos" \
 	  --cov --cov-report=term
 
 # Every property with new random examples, then the KV index against its naive model: 50 times 2,000 random sequences
 # of events, about 40 minutes.
 test-deep: $(DEV)
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --hypothesis-profile=deep -m "hypothesis and not ui and not chaos"
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --hypothesis-profile=deep -m "hypothesis and not ui and not kubernetes and not chaos"
 	for seed in $$(seq 50); do \
 	  $(BIN)/python -m pytest --hypothesis-profile=deep --hypothesis-seed=$$seed \
 	    tests/kv/index/test_kv_index_model.py || exit 1; \
@@ -69,6 +69,13 @@ test-observability: $(DEV)
 	@$(BIN)/python tests/observability/install.py
 	$(BIN)/python -m pytest -m observability tests/observability
 
+# A real control plane in namespaces of its own, built once into .kubernetes/; needs root.
+test-kubernetes: $(DEV)
+	@if PYTHON=$(abspath $(BIN))/python tests/kubernetes/install; then \
+	    $(BIN)/python -m pytest -m kubernetes tests/kubernetes; \
+	  elif [ -n "$$TEST_OPTIONAL" ]; then echo "NOT RUN: make test-kubernetes (the control plane cannot be installed; see above)"; \
+	  else exit 1; fi
+
 # Faults against real processes, in an order that CHAOS_SEED decides; a failed run prints its seed.
 chaos: $(DEV)
 	@echo "Asking thousands of requests while workers, connections, etcd and NATS fail: some minutes."
@@ -98,7 +105,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/serve.py $(if $(PEER_PYTHON),--peer $(PEER_PYTHON))
 
 clean:
-	rm -rf $(VENV) .clients .ui .observability .audit build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients .ui .observability .kubernetes .audit build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@echo "Creating $(VENV) ..."

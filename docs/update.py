@@ -19,6 +19,7 @@ from dynamo.planner import PlannerConfig
 from dynamo.planner.__main__ import PlannerSettings
 from dynamo.router.__main__ import StandaloneSettings
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
+from dynamo.runtime.discovery.kubernetes.config import KubernetesSettings
 from dynamo.runtime.logging import LogSettings
 from dynamo.runtime.nats.config import NatsConfig
 from dynamo.runtime.status import StatusConfig
@@ -38,6 +39,7 @@ TABLES = {
     "hub": (HubConfig, FetchConfig),
     "adapters": (AdapterConfig, S3Config),
     "llamacpp": (LlamaCppArgs,),
+    "kubernetes": (KubernetesSettings,),
     "logs": (LogSettings,),
     "mocker": (SeveralSettings, MockerArgs),
     "nats": (NatsConfig,),

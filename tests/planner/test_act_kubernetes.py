@@ -12,8 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.kubernetes.api import KubernetesApi, KubernetesError, decoded
+from dynamo.kubernetes.api import KubernetesApi, decoded
 from dynamo.kubernetes.cluster import ClusterAccess
+from dynamo.kubernetes.errors import KubernetesError
 from dynamo.planner import Planner, PlannerConfig, TrafficSeen
 from dynamo.planner.act.kubernetes import Graph, GraphActor, Workload, WorkloadActor, kubernetes_actor
 from dynamo.planner.config import PlannerConfigError, parse_config
@@ -39,9 +40,10 @@ def token(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def api(server: KubeServer, token: Path) -> KubernetesApi:
+async def api(server: KubeServer, token: Path) -> AsyncIterator[KubernetesApi]:
     access = ClusterAccess(server=server.url, origin="a test", namespace="serving", ca=server.ca, token=token)
-    return KubernetesApi(access)
+    async with KubernetesApi(access) as made:
+        yield made
 
 
 async def test_a_deployment_is_scaled_and_pods_that_are_not_ready_are_starting(
@@ -140,8 +142,9 @@ async def test_an_answer_that_is_none_is_an_actor_error_of_one_line(
 
 async def test_a_server_that_is_gone_or_another_is_an_actor_error(server: KubeServer, api: KubernetesApi) -> None:
     strangers = ClusterAccess(server=server.url, origin="a test", namespace="serving", token=b"first")
-    with pytest.raises(ActorError, match="CERTIFICATE_VERIFY_FAILED"):
-        await kubernetes_actor(KubernetesApi(strangers), CONFIG).read()
+    async with KubernetesApi(strangers) as foreign:
+        with pytest.raises(ActorError, match="CERTIFICATE_VERIFY_FAILED"):
+            await kubernetes_actor(foreign, CONFIG).read()
     await server.stop()
     said = set()
     for _ in range(2):

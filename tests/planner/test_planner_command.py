@@ -122,7 +122,7 @@ async def test_the_workloads_of_a_kubeconfig_are_planned(tmp_path: Path) -> None
         assert await planner.ended() == 0
         assert {verb for verb, _ in server.calls} == {"get"}
 
-        (tmp_path / "config").write_text(KUBECONFIG.format(url=server.url, user="{exec: {command: aws}}"))
+        (tmp_path / "config").write_text(KUBECONFIG.format(url=server.url, user="{auth-provider: {name: gcp}}"))
         planner = await stack.python(*words, KUBECONFIG=str(tmp_path / "config"))
-        await planner.line(f"error: {tmp_path}/config: the user 'me': exec: is not supported; use a token")
+        await planner.line(f"error: {tmp_path}/config: the user 'me': auth-provider: is not supported; use a token")
         assert await planner.ended() == 1

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from dynamo.process.addresses import own_address
+from dynamo.process.addresses import listening_address, own_address
 from dynamo.runtime.config import RuntimeConfig
 
 
@@ -43,3 +43,8 @@ def test_an_address_that_was_chosen_is_kept() -> None:
     environ = {"ETCD_ENDPOINTS": "127.0.0.1:1", "DYN_TCP_RPC_HOST": "0.0.0.0", "DYN_EVENT_PLANE_HOST": "127.0.0.2"}
     config = RuntimeConfig.from_env(environ)
     assert (config.tcp.host, config.events.host) == ("0.0.0.0", "127.0.0.2")
+
+
+def test_a_process_listens_on_loopback_and_in_a_pod_everywhere() -> None:
+    assert listening_address({}) == "127.0.0.1"
+    assert listening_address({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}) in ("0.0.0.0", "::")

@@ -12,6 +12,7 @@ from dynamo.frontend.admission.limits import KeyLimits
 from dynamo.frontend.connection import ConnectionLimits
 from dynamo.frontend.measure.metrics import clean_prefix
 from dynamo.model import ModelError
+from dynamo.process.addresses import listening_address
 from dynamo.router import RoutingConfig
 from dynamo.runtime import RuntimeConfig
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_ENDPOINT, SCHEME, NamespaceFilter
@@ -77,6 +78,7 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
         routing = given(flags, RoutingConfig)
         router = RoutingConfig.from_env(environ, **routing)
         values = read(cls, environ, {name: flags[name] for name in flags if name not in routing})
+        values.setdefault("host", listening_address(environ))
         if "metrics_prefix" in values:
             values["metrics_prefix"] = clean_prefix(values["metrics_prefix"])
         keys_file = values.get("api_keys_file")

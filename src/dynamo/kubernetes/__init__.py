@@ -1,1 +1,1 @@
-"""A Kubernetes cluster: where it is, and the calls that are made to it."""
+"""A client of Kubernetes' API: where the cluster is, calls of its objects, and watches that survive outages."""

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from dynamo.kubernetes.cluster import SERVICE_ACCOUNT, ClusterAccess, ClusterAccessError
+from dynamo.kubernetes.cluster import SERVICE_ACCOUNT, ClusterAccess
+from dynamo.kubernetes.files import ClusterAccessError
 from dynamo.kubernetes.kubeconfig import read_kubeconfigs
 
 

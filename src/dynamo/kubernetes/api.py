@@ -1,137 +1,251 @@
-"""The two calls of Kubernetes' API that scaling needs: read an object, and change a part of it."""
+"""Calls of Kubernetes' API: one method per verb, and errors that say what an administrator must change."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal, Self, TypeVar
 
 import aiohttp
 import msgspec
-from msgspec import Meta, Struct
 
-from dynamo.kubernetes.cluster import ClusterAccess, ClusterAccessError
+from dynamo.kubernetes.cluster import ClusterAccess
+from dynamo.kubernetes.errors import ApiOutage, ApiRefusal, error_of
+from dynamo.kubernetes.files import ClusterAccessError
+from dynamo.kubernetes.messages import APPLY, Call, Listing, Page, Scale
+from dynamo.kubernetes.resources import Resource
 
 _LIMIT_SECONDS = 5.0
-_MOST_BYTES = 8 << 20
-_LONGEST_MESSAGE = 300
+_LARGEST_OBJECT = 8 << 20
+_LARGEST_PAGE = 64 << 20
+_PAGE = 500
+_PATCH_TYPES = {
+    "apply": APPLY,
+    "merge": "application/merge-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+    "json": "application/json-patch+json",
+}
 
 T = TypeVar("T")
-Replicas = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-
-
-class KubernetesError(Exception):
-    """A call of the API failed."""
-
-
-class ApiOutage(KubernetesError):
-    """No usable answer came: whether something was changed is unknown."""
-
-
-class ApiRefusal(KubernetesError):
-    """The API server answered, and the answer is no: nothing was changed."""
-
-
-class ObjectMetadata(Struct, frozen=True):
-    resourceVersion: Annotated[str, Meta(min_length=1)]
-
-
-class KubernetesStatus(Struct, frozen=True):
-    """What the API server answers with an error."""
-
-    message: str = ""
-    reason: str = ""
-
-
-class ObjectPath(Struct, frozen=True, kw_only=True):
-    """`subresource` is what a change goes to; the object itself is read."""
-
-    group: str
-    version: str
-    plural: str
-    name: str
-    subresource: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.plural}.{self.group} '{self.name}'"
+PatchKind = Literal["merge", "strategic", "json"]
+Propagation = Literal["Foreground", "Background", "Orphan"]
 
 
 class KubernetesApi:
-    """One connection per call: tokens and authorities are replaced while a planner runs, and servers restart."""
+    """Connections stay open between calls; tokens, certificates and authorities are read again for each call.
+
+    Every method uses the namespace of the access unless another one is named. The first call opens a session, so the
+    same event loop must make all calls and `close` it.
+    """
 
     def __init__(self, access: ClusterAccess, namespace: str | None = None) -> None:
-        self._access = access
+        self.access = access
         self.namespace = namespace or access.namespace
+        self.calls = 0
+        """Requests sent so far."""
+        self._session: aiohttp.ClientSession | None = None
+        self._tls: tuple[tuple[bytes, ...], ssl.SSLContext] | None = None
 
-    async def read(self, path: ObjectPath, answer: type[T]) -> T:
-        data = await self._call("get", path, "")
-        return decoded(data, answer, f"{self._access.server}: its answer for {path}")
+    async def __aenter__(self) -> Self:
+        return self
 
-    async def change(self, path: ObjectPath, metadata: ObjectMetadata, spec: Mapping[str, Any]) -> None:
-        """A merge patch, refused where the object is no longer the one that was read."""
-        body = {"metadata": {"resourceVersion": metadata.resourceVersion}, "spec": spec}
-        await self._call("patch", path, path.subresource, msgspec.json.encode(body))
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
-    async def _call(self, verb: str, path: ObjectPath, subresource: str, body: bytes | None = None) -> bytes:
-        url = "/".join((
-            self._access.server, "apis", path.group, path.version, "namespaces", self.namespace, path.plural, path.name,
-            *filter(None, [subresource]),
-        ))  # fmt: skip
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session:
+            await session.close()
+
+    async def get(
+        self, resource: Resource, name: str, answer: type[T], *, namespace: str | None = None, subresource: str = ""
+    ) -> T:
+        call = self._named("get", "GET", resource, name, namespace, subresource)
+        return decoded(await self._call(call), answer, f"{self.access.server}: its answer for {call}")
+
+    async def list(
+        self, resource: Resource, *, namespace: str | None = None, labels: str = "", fields: str = ""
+    ) -> Listing:
+        """All objects that match the selectors, in pages of one moment. A namespace of "" means all of them."""
+        items: list[msgspec.Raw] = []
+        params = {"limit": str(_PAGE), **selectors(labels, fields)}
+        while True:
+            call = Call(
+                verb="list", method="GET", resource=resource, namespace=self._in(namespace), params=params
+            )  # fmt: skip
+            page = decoded(await self._call(call), Page, f"{self.access.server}: its list of {resource}")
+            items += page.items or ()
+            if not page.metadata.continue_:
+                return Listing(items, page.metadata.resource_version)
+            params = {**params, "continue": page.metadata.continue_}
+
+    async def apply(
+        self,
+        resource: Resource,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        manager: str,
+        force: bool = True,
+        namespace: str | None = None,
+        subresource: str = "",
+    ) -> bytes:
+        """Server-side apply: the manager owns exactly the fields of `body`. The answer is the object, as JSON."""
+        metadata = {**body.get("metadata", {}), "name": name}
+        whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body, "metadata": metadata}
+        call = self._named("patch", "PATCH", resource, name, namespace, subresource)
+        params = {"fieldManager": manager, "force": "true" if force else "false"}
+        return await self._call(_with_body(call, whole, _PATCH_TYPES["apply"], params))
+
+    async def patch(
+        self,
+        resource: Resource,
+        name: str,
+        body: Any,
+        *,
+        kind: PatchKind = "merge",
+        namespace: str | None = None,
+        subresource: str = "",
+    ) -> bytes:
+        """With a `metadata.resourceVersion` in the body: refused where the object was changed since."""
+        call = self._named("patch", "PATCH", resource, name, namespace, subresource)
+        return await self._call(_with_body(call, body, _PATCH_TYPES[kind], {}))
+
+    async def create(self, resource: Resource, body: Mapping[str, Any], *, namespace: str | None = None) -> bytes:
+        whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+        call = Call(verb="create", method="POST", resource=resource, namespace=self._in(namespace))
+        return await self._call(_with_body(call, whole, "application/json", {}))
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        uid: str | None = None,
+        propagation: Propagation | None = None,
+        grace: int | None = None,
+        namespace: str | None = None,
+    ) -> None:
+        """With a `uid`: only that object, not a later one of the same name."""
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        if propagation is not None:
+            options["propagationPolicy"] = propagation
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        call = self._named("delete", "DELETE", resource, name, namespace, "")
+        await self._call(_with_body(call, options, "application/json", {}))
+
+    async def read_scale(self, resource: Resource, name: str, *, namespace: str | None = None) -> Scale:
+        return await self.get(resource, name, Scale, namespace=namespace, subresource="scale")
+
+    async def scale(
+        self,
+        resource: Resource,
+        name: str,
+        replicas: int,
+        *,
+        version: str | None = None,
+        namespace: str | None = None,
+    ) -> None:
+        """With a `version`: refused where the object is no longer the one that was read."""
+        metadata = {} if version is None else {"metadata": {"resourceVersion": version}}
+        body = {**metadata, "spec": {"replicas": replicas}}
+        await self.patch(resource, name, body, namespace=namespace, subresource="scale")
+
+    @asynccontextmanager
+    async def stream(self, call: Call, silence: float) -> AsyncIterator[aiohttp.StreamReader]:
+        """The body of an answer that goes on. It ends with an ApiOutage after so many seconds without a byte."""
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=_LIMIT_SECONDS, sock_read=silence)
+        async with self._answered(call, limit) as response:
+            try:
+                yield response.content
+            finally:
+                # An orderly end of TLS goes on in the background: it would outlive `close`, and the loop.
+                if (connection := response.connection) and connection.transport:
+                    connection.transport.abort()
+
+    def _named(
+        self, verb: str, method: str, resource: Resource, name: str, namespace: str | None, subresource: str
+    ) -> Call:
+        return Call(
+            verb=verb, method=method, resource=resource, name=name, namespace=self._in(namespace),
+            subresource=subresource,
+        )  # fmt: skip
+
+    def _in(self, namespace: str | None) -> str:
+        return self.namespace if namespace is None else namespace
+
+    async def _call(self, call: Call) -> bytes:
+        async with self._answered(call, aiohttp.ClientTimeout(total=_LIMIT_SECONDS)) as response:
+            return await _body(response, _LARGEST_PAGE if call.verb == "list" else _LARGEST_OBJECT)
+
+    @asynccontextmanager
+    async def _answered(self, call: Call, limit: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A good answer; whatever fails, also while its body is read, is raised as a KubernetesError."""
         try:
-            headers = {"Accept": "application/json", **self._access.headers()}
-            if body is not None:
-                headers["Content-Type"] = "application/merge-patch+json"
-            connector = aiohttp.TCPConnector(ssl=self._access.tls())
-            limit = aiohttp.ClientTimeout(total=_LIMIT_SECONDS)
-            async with (
-                aiohttp.ClientSession(connector=connector, timeout=limit) as session,
-                session.request(
-                    verb, url, headers=headers, data=body, allow_redirects=False,
-                    server_hostname=self._access.server_name,
-                ) as response,
-            ):  # fmt: skip
-                data = await _body(response)
+            response = await self._send(call, limit)
+            if response.status == 401 and self.access.plugin:
+                response.release()
+                self.access.plugin.forget()
+                response = await self._send(call, limit)
+            async with response:
+                if response.status >= 300:
+                    raise error_of(response.status, await _body(response, _LARGEST_OBJECT), call, self.access)
+                yield response
         except TimeoutError:
-            raise ApiOutage(f"{self._access.server} does not answer within {_LIMIT_SECONDS:g} s") from None
+            seconds = limit.total or limit.sock_read or 0.0
+            raise ApiOutage(f"{self.access.server} does not answer within {seconds:g} s") from None
         except ClusterAccessError as error:
             raise ApiRefusal(str(error)) from error
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
-            raise ApiOutage(f"{self._access.server}: {_reason(error)}") from error
-        if response.status != 200:
-            raise self._error(response.status, data, verb, path, subresource)
-        return data
+            raise ApiOutage(f"{self.access.server}: {_reason(error)}") from error
 
-    def _error(self, status: int, data: bytes, verb: str, path: ObjectPath, subresource: str) -> KubernetesError:
-        try:
-            said = msgspec.json.decode(data, type=KubernetesStatus)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            said = KubernetesStatus(message=data.decode(errors="replace"))
-        message = " ".join(said.message.split())[:_LONGEST_MESSAGE]
-        server = self._access.server
-        match status:
-            case 401:
-                return ApiRefusal(f"{server} does not accept the credentials of {self._access.origin}: {message}")
-            case 403:
-                resource = "/".join(filter(None, [path.plural, subresource]))
-                return ApiRefusal(
-                    f"{server} forbids it: RBAC must allow the verb '{verb}' on '{resource}' of the API group"
-                    f" '{path.group}' in the namespace '{self.namespace}': {message}"
-                )
-            case 404 if said.reason == "NotFound":
-                return ApiRefusal(f"{server}: there is no {path} in the namespace '{self.namespace}'")
-            case 404:
-                return ApiRefusal(f"{server} knows no {path.plural} of {path.group}/{path.version}")
-            case 409:
-                return ApiRefusal(f"{path} was changed since it was read, so the decision is dropped")
-        refused = 400 <= status < 500
-        return (ApiRefusal if refused else ApiOutage)(f"{server} answers {status} for {path}: {message}")
+    async def _send(self, call: Call, limit: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        access = await self.access.current()
+        if self._session is None:
+            # One connection per watch, and some for the calls between.
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        headers = {"Accept": "application/json", **access.headers()}
+        if call.body is not None:
+            headers["Content-Type"] = call.content_type
+        self.calls += 1
+        return await self._session.request(
+            call.method,
+            f"{access.server}/{call.resource.path(call.namespace, call.name, call.subresource)}",
+            params=call.params,
+            headers=headers,
+            data=call.body,
+            ssl=self._context(access),
+            server_hostname=access.server_name,
+            allow_redirects=False,
+            timeout=limit,
+        )
+
+    def _context(self, access: ClusterAccess) -> ssl.SSLContext:
+        """The same one until a file changes: connections are shared by those with the same context."""
+        material = access.tls_material()
+        if self._tls is None or self._tls[0] != material:
+            self._tls = (material, access.tls())
+        return self._tls[1]
 
 
-def decoded(data: bytes, answer: type[T], what: str) -> T:
+def selectors(labels: str, fields: str) -> dict[str, str]:
+    found = {"labelSelector": labels, "fieldSelector": fields}
+    return {key: value for key, value in found.items() if value}
+
+
+def decoded(data: bytes | msgspec.Raw, answer: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(data, type=answer)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ApiOutage(f"{what} is not Kubernetes': {error}") from error
+
+
+def _with_body(call: Call, body: Any, content_type: str, params: Mapping[str, str]) -> Call:
+    return msgspec.structs.replace(call, body=msgspec.json.encode(body), content_type=content_type, params=params)
 
 
 def _reason(error: Exception) -> str:
@@ -143,10 +257,10 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-async def _body(response: aiohttp.ClientResponse) -> bytes:
+async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
     data = bytearray()
     async for chunk in response.content.iter_any():
         data += chunk
-        if len(data) > _MOST_BYTES:
-            raise ApiOutage(f"{response.url} answers with more than {_MOST_BYTES >> 20} MB")
+        if len(data) > most:
+            raise ApiOutage(f"{response.url} answers with more than {most >> 20} MB")
     return bytes(data)

@@ -11,19 +11,12 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from dynamo.protocols.errors import StartError
+from dynamo.kubernetes.exec_plugin import ExecPlugin
+from dynamo.kubernetes.files import ClusterAccessError, line, read_bytes
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_MOST_BYTES = 4 << 20
-
-
-class ClusterAccessError(StartError):
-    """The message names the file or the variable, and what is wrong there, in one line whatever the file holds."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
 
 
 class ClusterAccess(Struct, frozen=True, kw_only=True):
@@ -38,6 +31,8 @@ class ClusterAccess(Struct, frozen=True, kw_only=True):
     token: Path | bytes | None = None
     certificate: Path | bytes | None = None
     key: Path | bytes | None = None
+    plugin: ExecPlugin | None = None
+    """A program that makes the token or the certificate, instead of those above."""
     verify: bool = True
     server_name: str | None = None
 
@@ -47,12 +42,19 @@ class ClusterAccess(Struct, frozen=True, kw_only=True):
         access = cls(
             server=checked_server(server, "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT"),
             origin=f"the service account in {folder}",
-            namespace=_line(folder / "namespace", "namespace"),
+            namespace=line(folder / "namespace", "namespace"),
             ca=folder / "ca.crt",
             token=folder / "token",
         )
         access.check()
         return access
+
+    async def current(self) -> Self:
+        """This access with what its plugin, if it has one, gives out now."""
+        if self.plugin is None:
+            return self
+        made = await self.plugin.credential()
+        return structs.replace(self, token=made.token, certificate=made.certificate, key=made.key)
 
     def check(self) -> None:
         """Raises ClusterAccessError where a file cannot be used."""
@@ -62,7 +64,12 @@ class ClusterAccess(Struct, frozen=True, kw_only=True):
     def headers(self) -> dict[str, str]:
         if self.token is None:
             return {}
-        return {"Authorization": f"Bearer {_line(self.token, 'token')}"}
+        return {"Authorization": f"Bearer {line(self.token, 'token')}"}
+
+    def tls_material(self) -> tuple[bytes, ...]:
+        """What `tls` is made of, as the files say now."""
+        found = ((self.ca, "certificate authority"), (self.certificate, "client certificate"), (self.key, "client key"))
+        return tuple(b"" if source is None else read_bytes(source, what) for source, what in found)
 
     def tls(self) -> ssl.SSLContext:
         try:
@@ -106,28 +113,3 @@ def checked_server(url: str, where: str) -> str:
     if not valid or not url.isprintable() or parts.query or parts.fragment:
         raise ClusterAccessError(f"{where}: '{url}' is not https://HOST:PORT")
     return url.rstrip("/")
-
-
-def read_bytes(source: Path | bytes, what: str) -> bytes:
-    if isinstance(source, bytes):
-        return source
-    try:
-        with source.open("rb") as opened:
-            data = opened.read(_MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or error
-        raise ClusterAccessError(f"{source}: the {what} cannot be read: {why}") from error
-    if len(data) > _MOST_BYTES:
-        raise ClusterAccessError(f"{source}: the {what} is larger than {_MOST_BYTES >> 20} MB")
-    return data
-
-
-def _line(source: Path | bytes, what: str) -> str:
-    try:
-        line = read_bytes(source, what).decode("ascii").strip()
-    except UnicodeDecodeError:
-        line = ""
-    if not line or not line.isprintable():
-        place = "the kubeconfig" if isinstance(source, bytes) else str(source)
-        raise ClusterAccessError(f"{place}: the {what} is not one line of text")
-    return line

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct, field
 
-from dynamo.kubernetes.cluster import ClusterAccess, ClusterAccessError, checked_server, read_bytes
+from dynamo.kubernetes.cluster import ClusterAccess, checked_server
+from dynamo.kubernetes.exec_plugin import ExecConfig, ExecPlugin, PluginCluster
+from dynamo.kubernetes.files import ClusterAccessError, read_bytes
 
 
 def read_kubeconfigs(files: Sequence[Path]) -> ClusterAccess:
@@ -42,7 +44,7 @@ class KubeUser(Struct, frozen=True, rename="kebab"):
     client_certificate_data: str | None = None
     client_key: str | None = None
     client_key_data: str | None = None
-    exec: Any = None
+    exec: ExecConfig | None = None
     auth_provider: Any = None
     username: str | None = None
     impersonated: Any = field(default=None, name="as")
@@ -121,10 +123,12 @@ class _MergedConfig:
         user = _Located(KubeUser(), file)
         if context.entry.user:
             user = _named(self._users, context.entry.user, f"{context.file}: the context '{name}': user")
+        reached = _cluster_arguments(cluster, f"{cluster.file}: the cluster '{context.entry.cluster}'")
         return ClusterAccess(
             origin=f"{file} (context '{name}')",
             namespace=context.entry.namespace or "default",
-            **_cluster_arguments(cluster, f"{cluster.file}: the cluster '{context.entry.cluster}'"),
+            plugin=_plugin(user, f"{user.file}: the user '{context.entry.user}'", reached),
+            **reached,
             **_user_arguments(user, f"{user.file}: the user '{context.entry.user}'"),
         )
 
@@ -155,8 +159,7 @@ def _cluster_arguments(located: _Located, where: str) -> dict[str, Any]:
 def _user_arguments(located: _Located, where: str) -> dict[str, Any]:
     user: KubeUser = located.entry
     for key, given in (
-        ("exec", user.exec), ("auth-provider", user.auth_provider),
-        ("username", user.username), ("as", user.impersonated),
+        ("auth-provider", user.auth_provider), ("username", user.username), ("as", user.impersonated),
     ):  # fmt: skip
         if given:
             raise ClusterAccessError(
@@ -171,6 +174,20 @@ def _user_arguments(located: _Located, where: str) -> dict[str, Any]:
         raise ClusterAccessError(f"{where}: client-certificate and client-key go together: give both or neither")
     token = user.token.encode() if user.token else located.file.parent / user.token_file if user.token_file else None
     return {"token": token, "certificate": certificate, "key": key_content}
+
+
+def _plugin(located: _Located, where: str, cluster: Mapping[str, Any]) -> ExecPlugin | None:
+    user: KubeUser = located.entry
+    if user.exec is None:
+        return None
+    ca = cluster["ca"]
+    shown = PluginCluster(
+        server=cluster["server"],
+        certificate_authority_data=None if ca is None else read_bytes(ca, "certificate authority"),
+        insecure_skip_tls_verify=not cluster["verify"],
+        tls_server_name=cluster["server_name"],
+    )
+    return ExecPlugin(user.exec, shown, located.file.parent, f"{where}: exec")
 
 
 def _content(data: str | None, path: str | None, file: Path, where: str) -> Path | bytes | None:

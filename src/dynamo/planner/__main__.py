@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import structs
+from msgspec import Meta, structs
 
 from dynamo.kubernetes.access import find_access
 from dynamo.kubernetes.api import KubernetesApi
@@ -22,6 +22,7 @@ from dynamo.planner.metrics import PlannerMetrics, served
 from dynamo.planner.observe import make_source
 from dynamo.planner.parts import Actor
 from dynamo.planner.planner import Planner
+from dynamo.process.addresses import listening_address
 from dynamo.process.readiness import report_ready
 from dynamo.process.supervisor import Supervisor, read_deployment
 from dynamo.process.supervisor.output import PrefixedOutput
@@ -47,6 +48,10 @@ class PlannerSettings(Settings, frozen=True, kw_only=True):
         variables="DYN_PARENT_DGD_K8S_NAME", help="graph_deployment, if nothing else says it")] = None
     kubernetes_namespace: Annotated[str | None, Setting(
         variables="DYN_PARENT_DGD_K8S_NAMESPACE", help="kubernetes_namespace, if nothing else says it")] = None
+    prometheus_endpoint: Annotated[str | None, Setting(
+        variables="PROMETHEUS_ENDPOINT", help="metric_pulling_prometheus_endpoint, if nothing else says it")] = None
+    prometheus_port: Annotated[Annotated[int, Meta(ge=0, le=65535)] | None, Setting(
+        variables="PLANNER_PROMETHEUS_PORT", help="metric_reporting_prometheus_port, if nothing else says it")] = None
     # fmt: on
 
     def fill(self, config: PlannerConfig) -> PlannerConfig:
@@ -54,6 +59,12 @@ class PlannerSettings(Settings, frozen=True, kw_only=True):
             config,
             graph_deployment=config.graph_deployment or self.graph_deployment,
             kubernetes_namespace=config.kubernetes_namespace or self.kubernetes_namespace,
+            metric_pulling_prometheus_endpoint=config.metric_pulling_prometheus_endpoint or self.prometheus_endpoint,
+            metric_reporting_prometheus_port=(
+                self.prometheus_port
+                if config.metric_reporting_prometheus_port is None
+                else config.metric_reporting_prometheus_port
+            ),
         )
 
 
@@ -101,8 +112,8 @@ async def plan_virtual(config: PlannerConfig, environ: Mapping[str, str]) -> Non
 
 
 async def plan_kubernetes(config: PlannerConfig, environ: Mapping[str, str]) -> None:
-    api = KubernetesApi(find_access(environ), config.kubernetes_namespace)
-    await _plan(config, kubernetes_actor(api, config), on_signals(None), environ)
+    async with KubernetesApi(find_access(environ), config.kubernetes_namespace) as api:
+        await _plan(config, kubernetes_actor(api, config), on_signals(None), environ)
 
 
 _PLANS = {"local": plan_local, "virtual": plan_virtual, "kubernetes": plan_kubernetes}
@@ -110,12 +121,13 @@ _PLANS = {"local": plan_local, "virtual": plan_virtual, "kubernetes": plan_kuber
 
 async def _plan(config: PlannerConfig, actor: Actor, signalled: asyncio.Event, environ: Mapping[str, str]) -> None:
     metrics = PlannerMetrics(config)
+    host = config.metric_reporting_host or listening_address(environ)
     async with (
-        served(metrics, config.metric_reporting_host, config.metric_reporting_prometheus_port) as port,
+        served(metrics, host, config.metric_reporting_prometheus_port) as port,
         announcing(config, environ) as announce,
     ):
         planner = Planner(config, make_source(config), actor, observer=metrics.observe, announce=announce)
-        where = f", metrics on http://{config.metric_reporting_host}:{port}/metrics" if port else ""
+        where = f", metrics on http://{host}:{port}/metrics" if port else ""
         print(f"planning every {config.load_adjustment_interval_seconds:g} s{where}", file=sys.stderr, flush=True)
         report_ready(environ)
         await unless_signalled(signalled, planner.run())

@@ -124,8 +124,8 @@ class PlannerConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=T
         help="read the metrics from this Prometheus instead of the frontend", metavar="URL", group=METRICS)] = None
     metric_reporting_prometheus_port: Annotated[Annotated[int, Meta(ge=0, le=65535)] | None, Setting(
         help="serve dynamo_planner_* here, at /metrics; 0 takes a free port", metavar="PORT", group=METRICS)] = None
-    metric_reporting_host: Annotated[str, Setting(
-        help="address of that port", metavar="ADDRESS", group=METRICS)] = "127.0.0.1"
+    metric_reporting_host: Annotated[str | None, Setting(
+        help="address of that port", metavar="ADDRESS", group=METRICS, default="127.0.0.1; in a pod 0.0.0.0")] = None
     deployment: Annotated[str | None, Setting(
         help="local: the file of `dynamo serve` whose components are started and scaled", metavar="FILE",
         group=WORKERS)] = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_address
 
 LOOPBACK = "127.0.0.1"
+EVERYWHERE = "0.0.0.0"
 _BEYOND = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses reserved for documentation: the route to them is the default route."""
 
@@ -17,6 +18,13 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def listening_address(environ: Mapping[str, str]) -> str:
+    """Where a process listens that was given no address: everywhere in a pod, whose probes and Services are outside."""
+    if not environ.get("KUBERNETES_SERVICE_HOST"):
+        return LOOPBACK
+    return "::" if ":" in own_address() else EVERYWHERE
 
 
 def own_address(peers: Iterable[str] = (), family: int = socket.AF_UNSPEC) -> str:

@@ -126,7 +126,9 @@ def _device_type(environ: Mapping[str, str]) -> DeviceType | None:
 
 
 def _hosts(discovery: DiscoveryConfig, nats: NatsConfig) -> tuple[str, ...]:
-    """The hosts of etcd and NATS, which every process reaches, where discovery spans machines."""
+    """The hosts of etcd and NATS, or of the API server, which every process reaches, where discovery spans machines."""
+    if discovery.kubernetes:
+        return (discovery.kubernetes.host,)
     if discovery.backend != "etcd":
         return ()
     urls = [*discovery.etcd.endpoints, *(url if "://" in url else f"nats://{url}" for url in nats.servers)]

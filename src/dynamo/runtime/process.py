@@ -59,6 +59,8 @@ async def start_or_exit(make: Callable[[], DistributedRuntime]) -> DistributedRu
         runtime = make()
     except ValueError as error:
         raise fail(str(error), code=2, error=error) from None
+    except StartError as error:
+        raise fail(str(error), error=error) from None
     try:
         await runtime.start()
     except StartError as error:

@@ -20,7 +20,7 @@ class NetworkSettings(Settings, frozen=True, kw_only=True):
     GROUP: ClassVar[str] = "network"
 
     # fmt: off
-    discovery_backend: Annotated[Literal["memory", "file", "etcd"] | None, Setting(
+    discovery_backend: Annotated[Literal["memory", "file", "etcd", "kubernetes"] | None, Setting(
         "--discovery-backend", "DYN_DISCOVERY_BACKEND", "where processes find each other", "NAME", default="file",
         synonyms=_MEM)] = None
     request_plane: Annotated[Literal["memory", "tcp", "nats"] | None, Setting(

@@ -35,7 +35,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     namespace: Annotated[str | None, Setting(
         "--namespace", "DYN_NAMESPACE", "namespace to serve in", "NAME", "endpoint", default="dynamo")] = None
     component: Annotated[str | None, Setting(
-        "--component", help="component to serve", metavar="NAME", group="endpoint",
+        "--component", "DYN_COMPONENT", "component to serve", metavar="NAME", group="endpoint",
         default="backend; prefill or decode for workers that do only that")] = None
     endpoint: Annotated[str | None, Setting(
         "--endpoint", help="its name, or all three parts as dyn://NAMESPACE.COMPONENT.ENDPOINT", metavar="NAME",

@@ -39,7 +39,8 @@ def test_the_flag_wins_over_the_variable_and_that_over_what_is_there(
 
 
 def test_an_unknown_backend_is_refused_with_the_list() -> None:
-    with pytest.raises(ValueError, match="--discovery-backend must be one of memory, file or etcd, not 'consul'"):
+    wanted = "--discovery-backend must be one of memory, file, etcd or kubernetes, not 'consul'"
+    with pytest.raises(ValueError, match=wanted):
         config({}, "consul")
     with pytest.raises(ValueError, match="DYN_DISCOVERY_BACKEND must be one of"):
         config({"DYN_DISCOVERY_BACKEND": "zookeeper"})

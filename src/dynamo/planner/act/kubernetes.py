@@ -5,15 +5,29 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from typing import Annotated, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from dynamo.kubernetes.api import ApiRefusal, KubernetesApi, KubernetesError, ObjectMetadata, ObjectPath, Replicas
+from dynamo.kubernetes.api import KubernetesApi
+from dynamo.kubernetes.errors import ApiRefusal, KubernetesError
+from dynamo.kubernetes.messages import Replicas
+from dynamo.kubernetes.resources import DEPLOYMENTS, STATEFUL_SETS, Resource
 from dynamo.planner.config import PlannerConfig, PlannerConfigError, Role
 from dynamo.planner.parts import ActorError, PoolOrder
 
-_KINDS = {"deployment": "deployments", "statefulset": "statefulsets"}
+_KINDS = {"deployment": DEPLOYMENTS, "statefulset": STATEFUL_SETS}
+_GRAPHS = Resource("nvidia.com", "v1alpha1", "dynamographdeployments", "DynamoGraphDeployment")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+class ObjectMetadata(Struct, frozen=True):
+    resourceVersion: Annotated[str, Meta(min_length=1)]
+
+
+class WorkloadName(NamedTuple):
+    resource: Resource
+    name: str
 
 
 class WorkloadSpec(Struct, frozen=True):
@@ -36,14 +50,14 @@ class Workload(Struct, frozen=True):
 class WorkloadActor:
     """One Deployment or StatefulSet per role, scaled by its `scale` subresource."""
 
-    def __init__(self, api: KubernetesApi, paths: Mapping[Role, ObjectPath]) -> None:
+    def __init__(self, api: KubernetesApi, workloads: Mapping[Role, WorkloadName]) -> None:
         self._api = api
-        self._paths = paths
+        self._workloads = workloads
         self._read: dict[Role, Workload] = {}
 
     async def read(self) -> Mapping[Role, PoolOrder]:
         with _raised_as_actor_errors():
-            self._read = {role: await self._api.read(path, Workload) for role, path in self._paths.items()}
+            self._read = {role: await self._api.get(*named, Workload) for role, named in self._workloads.items()}
         return {role: _order(read.spec.replicas, read.status.readyReplicas or 0) for role, read in self._read.items()}
 
     async def scale(self, workers: Mapping[Role, int]) -> None:
@@ -52,7 +66,8 @@ class WorkloadActor:
             read = self._read[role]
             if count != read.spec.replicas:
                 try:
-                    await self._api.change(self._paths[role], read.metadata, {"replicas": count})
+                    version = read.metadata.resourceVersion
+                    await self._api.scale(*self._workloads[role], count, version=version)
                 except KubernetesError as error:
                     failed[role] = error
         if failed:
@@ -91,19 +106,14 @@ class GraphActor:
 
     def __init__(self, api: KubernetesApi, name: str, components: Mapping[Role, str]) -> None:
         self._api = api
-        self._path = ObjectPath(
-            group="nvidia.com",
-            version="v1alpha1",
-            plural="dynamographdeployments",
-            name=_checked(name, "graph_deployment"),
-        )
+        self._name = _checked(name, "graph_deployment")
         self._components = components
         self._metadata: ObjectMetadata | None = None
         self._services: dict[Role, str] = {}
 
     async def read(self) -> Mapping[Role, PoolOrder]:
         with _raised_as_actor_errors():
-            graph = await self._api.read(self._path, Graph)
+            graph = await self._api.get(_GRAPHS, self._name, Graph)
         services = {role: self._service(graph, role) for role in self._components}
         self._metadata, self._services = graph.metadata, services
         orders: dict[Role, PoolOrder] = {}
@@ -117,7 +127,8 @@ class GraphActor:
         assert self._metadata
         services = {self._services[role]: {"replicas": count} for role, count in workers.items()}
         try:
-            await self._api.change(self._path, self._metadata, {"services": services})
+            metadata = {"resourceVersion": self._metadata.resourceVersion}
+            await self._api.patch(_GRAPHS, self._name, {"metadata": metadata, "spec": {"services": services}})
         except KubernetesError as error:
             unchanged = frozenset(workers) if isinstance(error, ApiRefusal) else frozenset()
             raise ActorError(str(error), unchanged=unchanged) from error
@@ -129,12 +140,14 @@ class GraphActor:
         found = named or [name for name, service in services.items() if service.subComponentType == role]
         if len(found) != 1:
             raise ActorError(
-                f"{self._path}: has no service '{self._components[role]}', and {len(found)} services with"
+                f"{_GRAPHS} '{self._name}': has no service '{self._components[role]}', and {len(found)} services with"
                 f" subComponentType '{role}'; it has {', '.join(services) or 'none'}"
             )
         adapter = services[found[0]].scalingAdapter
         if adapter and adapter.enabled:
-            raise ActorError(f"{self._path}: the replicas of '{found[0]}' belong to its scalingAdapter; disable that")
+            raise ActorError(
+                f"{_GRAPHS} '{self._name}': the replicas of '{found[0]}' belong to its scalingAdapter; disable that"
+            )
         return found[0]
 
 
@@ -157,12 +170,12 @@ def kubernetes_actor(api: KubernetesApi, config: PlannerConfig) -> WorkloadActor
     return WorkloadActor(api, {role: _workload(name, f"{role}_component") for role, name in components.items()})
 
 
-def _workload(component: str, key: str) -> ObjectPath:
+def _workload(component: str, key: str) -> WorkloadName:
     kind, slash, name = component.rpartition("/")
     kind = kind.lower() if slash else "deployment"
     if kind not in _KINDS:
         raise PlannerConfigError(f"{key}: '{component}' is neither NAME nor deployment/NAME nor statefulset/NAME")
-    return ObjectPath(group="apps", version="v1", plural=_KINDS[kind], name=_checked(name, key), subresource="scale")
+    return WorkloadName(_KINDS[kind], _checked(name, key))
 
 
 def _checked(name: str, key: str) -> str:

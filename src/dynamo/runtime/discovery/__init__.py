@@ -12,6 +12,7 @@ from dynamo.runtime.discovery.base import Change, Delete, Discovery, DiscoveryEr
 from dynamo.runtime.discovery.etcd import EtcdConfig, EtcdDiscovery
 from dynamo.runtime.discovery.file import FileDiscovery
 from dynamo.runtime.discovery.folder import default_folder
+from dynamo.runtime.discovery.kubernetes import KubernetesConfig, KubernetesDiscovery
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.settings.network import NetworkSettings
 
@@ -24,6 +25,8 @@ __all__ = [
     "EtcdConfig",
     "EtcdDiscovery",
     "FileDiscovery",
+    "KubernetesConfig",
+    "KubernetesDiscovery",
     "MemoryDiscovery",
     "MemoryStore",
     "Put",
@@ -32,15 +35,16 @@ __all__ = [
     "default_folder",
 ]
 
-Backend = Literal["memory", "file", "etcd"]
+Backend = Literal["memory", "file", "etcd", "kubernetes"]
 
 
 class DiscoveryConfig(Struct, frozen=True):
-    """Which store, and where. `file_folder` and `etcd` matter to their own backend only."""
+    """Which store, and where. `file_folder`, `etcd` and `kubernetes` matter to their own backend only."""
 
     backend: Backend
     file_folder: Path
     etcd: EtcdConfig
+    kubernetes: KubernetesConfig | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], network: NetworkSettings) -> DiscoveryConfig:
@@ -48,7 +52,8 @@ class DiscoveryConfig(Struct, frozen=True):
         backend = network.discovery_backend or ("etcd" if environ.get("ETCD_ENDPOINTS") else "file")
         # A broken ETCD_* variable is no concern of those who do not use etcd.
         etcd = EtcdConfig.from_env(environ if backend == "etcd" else {})
-        return cls(backend, network.file_folder or default_folder(environ), etcd)
+        kubernetes = KubernetesConfig.from_env(environ) if backend == "kubernetes" else None
+        return cls(backend, network.file_folder or default_folder(environ), etcd, kubernetes)
 
 
 def connect(config: DiscoveryConfig, store: MemoryStore | None = None) -> Discovery:
@@ -60,3 +65,6 @@ def connect(config: DiscoveryConfig, store: MemoryStore | None = None) -> Discov
             return FileDiscovery(config.file_folder)
         case "etcd":
             return EtcdDiscovery(config.etcd)
+        case "kubernetes":
+            assert config.kubernetes
+            return KubernetesDiscovery(config.kubernetes)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 import msgspec
 from msgspec import Meta
 
+from dynamo.process.addresses import listening_address
 from dynamo.settings import Setting, Settings, read
 
 OFF = -1
@@ -39,8 +40,8 @@ class StatusConfig(Settings, frozen=True, kw_only=True):
         default="-1, off")] = OFF
     host: Annotated[str, Setting(
         variables="DYN_SYSTEM_HOST",
-        help="address to listen on; 0.0.0.0 is all of them: it has no keys, so only on networks of your own"
-        )] = "127.0.0.1"
+        help="address to listen on; 0.0.0.0 is all of them: it has no keys, so only on networks of your own",
+        default="127.0.0.1; in a pod 0.0.0.0")] = "127.0.0.1"
     enabled: Annotated[bool | None, Setting(
         variables="DYN_SYSTEM_ENABLED",
         help="older: `true` without a port is 8081, `false` switches off whatever the port")] = None
@@ -76,4 +77,5 @@ class StatusConfig(Settings, frozen=True, kw_only=True):
             values["port"] = OFF
         elif values.get("enabled"):
             values.setdefault("port", DEFAULT_PORT)
+        values.setdefault("host", listening_address(environ))
         return cls(**values)

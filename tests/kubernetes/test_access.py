@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from dynamo.kubernetes.access import find_access
 from dynamo.kubernetes.api import KubernetesApi
-from dynamo.kubernetes.cluster import ClusterAccessError
+from dynamo.kubernetes.errors import ApiOutage
+from dynamo.kubernetes.files import ClusterAccessError
 from dynamo.kubernetes.kubeconfig import parse_kubeconfig, read_kubeconfigs
-from dynamo.planner.act.kubernetes import kubernetes_actor
-from dynamo.planner.config import PlannerConfig
-from dynamo.planner.parts import ActorError
+from dynamo.kubernetes.messages import Scale
+from dynamo.kubernetes.resources import DEPLOYMENTS
 from support.certificates import authority, certificate, signed
 from support.kube_server import KubeServer
 
@@ -100,6 +100,11 @@ def test_several_kubeconfigs_are_merged_and_the_first_counts(tmp_path: Path) -> 
     assert access.origin == f"{first} (context 'dev')"
 
 
+async def replicas_of_a_worker(file: Path) -> int:
+    async with KubernetesApi(read_kubeconfigs([file])) as api:
+        return (await api.get(DEPLOYMENTS, "worker", Scale)).spec.replicas
+
+
 async def test_data_and_files_in_a_kubeconfig_are_used(tmp_path: Path) -> None:
     async with KubeServer(tmp_path) as server:
         server.put("deployments", "worker", {"replicas": 2})
@@ -110,16 +115,10 @@ async def test_data_and_files_in_a_kubeconfig_are_used(tmp_path: Path) -> None:
             {"insecure-skip-tls-verify": True},
             {"certificate-authority": server.ca.name, "tls-server-name": "localhost"},
         ):
-            file = kubeconfig(tmp_path, {"server": server.url + "/", **cluster})
-            access = read_kubeconfigs([file])
-            actor = kubernetes_actor(KubernetesApi(access), PlannerConfig(environment="kubernetes"))
-            assert (await actor.read())["decode"].wanted == 2
-        file = kubeconfig(
-            tmp_path, {"server": server.url, "certificate-authority": server.ca.name, "tls-server-name": "x"}
-        )
-        actor = kubernetes_actor(KubernetesApi(read_kubeconfigs([file])), PlannerConfig(environment="kubernetes"))
-        with pytest.raises(ActorError, match="CERTIFICATE_VERIFY_FAILED"):
-            await actor.read()
+            assert await replicas_of_a_worker(kubeconfig(tmp_path, {"server": server.url + "/", **cluster})) == 2
+        wrong = {"server": server.url, "certificate-authority": server.ca.name, "tls-server-name": "x"}
+        with pytest.raises(ApiOutage, match="CERTIFICATE_VERIFY_FAILED"):
+            await replicas_of_a_worker(kubeconfig(tmp_path, wrong))
 
 
 async def test_a_client_certificate_is_shown(tmp_path: Path) -> None:
@@ -131,20 +130,16 @@ async def test_a_client_certificate_is_shown(tmp_path: Path) -> None:
     }
     async with KubeServer(tmp_path, client_ca=ca[0]) as server:
         server.put("deployments", "worker", {"replicas": 2})
-        file = kubeconfig(tmp_path, {"server": server.url, "certificate-authority": server.ca.name}, user)
-        api = KubernetesApi(read_kubeconfigs([file]))
-        actor = kubernetes_actor(api, PlannerConfig(environment="kubernetes"))
-        assert (await actor.read())["decode"].wanted == 2
-        file = kubeconfig(tmp_path, {"server": server.url, "certificate-authority": server.ca.name}, {})
-        api = KubernetesApi(read_kubeconfigs([file]))
-        with pytest.raises(ActorError):
-            await kubernetes_actor(api, PlannerConfig(environment="kubernetes")).read()
+        cluster = {"server": server.url, "certificate-authority": server.ca.name}
+        assert await replicas_of_a_worker(kubeconfig(tmp_path, cluster, user)) == 2
+        with pytest.raises(ApiOutage):
+            await replicas_of_a_worker(kubeconfig(tmp_path, cluster, {}))
 
 
 @pytest.mark.parametrize(
     ("cluster", "user", "keys", "sentence"),
     [
-        ({}, {"exec": {"command": "aws"}}, {}, "the user 'me': exec: is not supported; use a token or a client cert"),
+        ({}, {"exec": {"command": "aws", "apiVersion": "v0"}}, {}, "exec: apiVersion must be client.authentication"),
         ({}, {"auth-provider": {"name": "gcp"}}, {}, "auth-provider: is not supported"),
         ({}, {"username": "me", "password": "x"}, {}, "username: is not supported"),
         ({}, {"token": "x", "as": "admin"}, {}, "as: is not supported"),
