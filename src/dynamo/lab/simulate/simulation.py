@@ -278,7 +278,8 @@ class _Sessions:
         if not asked.session:
             group.create_task(self._ask(asked))
             return
-        task = group.create_task(self._after(self._last.get(asked.session), asked))
+        before = self._last.get(asked.session) or self._last.get(asked.after)
+        task = group.create_task(self._after(before, asked))
         self._last[asked.session] = task
         task.add_done_callback(lambda done: self._forget(asked.session, done))
 
