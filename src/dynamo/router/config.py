@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from dynamo.router.backoff import Backoff
 from dynamo.router.choice.cost import CostConfig
+from dynamo.router.choice.loaded_rule import shipped
 from dynamo.router.stream_watch import StallLimits, StreamWatch
 from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
@@ -49,4 +50,7 @@ class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
         """What a worker asks for its own model, by the names of the flags; a ValueError says what is wrong with it."""
         if not isinstance(wanted, Mapping):
             raise ValueError(f"router_config must be an object, not {type(wanted).__name__}")
-        return cls(**read(cls, {}, file=wanted, file_name="router_config"))
+        config = cls(**read(cls, {}, file=wanted, file_name="router_config"))
+        if config.rule is not None and config.rule not in shipped():
+            raise ValueError(f"router_rule: a card may name one of {', '.join(shipped())}, and no file")
+        return config

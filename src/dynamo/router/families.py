@@ -92,6 +92,7 @@ def router_families(routers: Sequence[LabelledRouter]) -> Iterator[MetricFamily]
     rates = [sample for one in answering for sample in _hit_rate(one.router).samples(name, one.labels)]
     yield MetricFamily(name, "Share of a prompt that the chosen worker had cached", "histogram", rates)
     yield _registered(routers)
+    yield _fallbacks(answering)
     by_caches = [one for one in routers if isinstance(one.router, KvAwareRouter)]
     yield from _events(by_caches)
     yield from _choices(by_caches)
@@ -145,6 +146,18 @@ def _choices(routers: Iterable[LabelledRouter]) -> Iterator[MetricFamily]:
     name = f"{PREFIX}_overlap_blocks_lost"
     lost = [sample for labels, stats in labelled for sample in stats.overlap_blocks_lost.samples(name, labels)]
     yield MetricFamily(name, "KV blocks that the other had more in such a choice", "histogram", lost)
+
+
+def _fallbacks(routers: Iterable[LabelledRouter]) -> MetricFamily:
+    name = f"{PREFIX}_rule_fallbacks_total"
+    samples = [
+        Sample(name, {**one.labels, "rule": rule, "reason": reason}, count)
+        for one in routers
+        for rule, reasons in one.router.stats.rule_fallbacks.items()
+        for reason, count in reasons.items()
+    ]
+    help = "Choices that the built-in rule made because the one of --router-rule failed"
+    return MetricFamily(name.removesuffix("_total"), help, "counter", samples)
 
 
 def _registered(routers: Iterable[LabelledRouter]) -> MetricFamily:

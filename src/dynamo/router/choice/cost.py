@@ -61,7 +61,7 @@ def cost_columns(
     prompt_tokens: int, prompt_blocks: int, fleet: Fleet, overlaps: Overlaps, loads: Loads, config: CostConfig
 ) -> Costs:
     """The cost of a prompt at every candidate. There must be at least one."""
-    held, shared = _held(prompt_tokens, fleet, overlaps, config), loads.shared_blocks
+    held, shared = held_blocks(prompt_tokens, fleet, overlaps, config), loads.shared_blocks
     if any(shared):
         # Blocks that a running request uses are cached, or will be before this prompt is computed.
         cached = [here if here > used else used for here, used in zip(held, shared, strict=True)]
@@ -95,7 +95,7 @@ def cost_columns(
     return Costs(cached, work, waiting, crowding, spreading, total)
 
 
-def _held(prompt_tokens: int, fleet: Fleet, overlaps: Overlaps, config: CostConfig) -> list[float]:
+def held_blocks(prompt_tokens: int, fleet: Fleet, overlaps: Overlaps, config: CostConfig) -> list[float]:
     """Cached blocks of the prompt, weighted by tier, rounded down to a whole token and at most the whole prompt."""
     held: list[float] = [*overlaps.device]
     if overlaps.lower:
