@@ -47,6 +47,8 @@ class AgentTraffic(Struct, frozen=True, kw_only=True):
     """Bytes of a session's file above which it is left out."""
     parity: int | None = None
     """0 takes the sessions with even numbers only, 1 those with odd ones."""
+    sessions: int | None = None
+    """How many of the sessions are drawn; all if None."""
     share_tools: bool = False
     """Whether sessions with equal counts of tool and system tokens begin with the same blocks."""
     seed: int = 0
@@ -78,6 +80,8 @@ def read_agents(path: Path, asked: AgentTraffic | None = None) -> Iterator[Simul
     asked = asked or AgentTraffic()
     rng = random.Random(asked.seed)
     sessions = read_sessions(path, asked)
+    if asked.sessions is not None:
+        sessions = rng.sample(sessions, min(asked.sessions, len(sessions)))
     starts = sorted(rng.uniform(0, asked.starts) for _ in sessions)
     starts = [start - starts[0] for start in starts]
     rng.shuffle(sessions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -212,11 +213,13 @@ class Simulation:
         """About everything since `begun`."""
         measured, fleet, config = self.measured, self.fleet, self.config
         worker_seconds = fleet.worker_seconds(begun, self._loop.time())
+        busy = fleet.busy_seconds()
         return FleetReport(
             name=config.name,
             router_mode=config.routing.mode,
             workers=config.workers,
             prefill_workers=config.prefill_workers,
+            rule_fallbacks=dict(sum(self.router.stats.rule_fallbacks.values(), Counter[str]())),
             splits=self._splits(),
             completed=measured.completed,
             failed=measured.failed,
@@ -230,7 +233,8 @@ class Simulation:
             virtual_seconds=max(0.0, measured.last_end - begun),
             wall_seconds=wall_seconds,
             worker_hours=worker_seconds / 3600,
-            utilisation=fleet.busy_seconds() / worker_seconds if worker_seconds else 0.0,
+            utilisation=sum(busy) / worker_seconds if worker_seconds else 0.0,
+            busiest=max(busy) * len(busy) / sum(busy) if sum(busy) else 1.0,
             ttft_ms=measured.ttft.distribution(1e-3),
             itl_ms=measured.itl.distribution(1e-3),
             tpot_ms=measured.tpot.distribution(1e-3),
