@@ -170,3 +170,10 @@ def test_a_changed_file_is_loaded_again_and_asked_again_though_it_was_set_aside(
     again = rule.reloaded()
     assert again is not None
     assert asked(again).at == 1
+
+
+def test_no_alarm_is_left_on_however_often_a_rule_is_interrupted(tmp_path: Path) -> None:
+    path = str(written(tmp_path, "while True: pass"))
+    for _ in range(100):
+        asked(load(path))
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

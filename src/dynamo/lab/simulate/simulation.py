@@ -28,6 +28,7 @@ from dynamo.router.backoff import Backoff
 from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.factory import make_router
+from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Router
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime
@@ -331,6 +332,9 @@ async def simulated(config: SimulationConfig) -> AsyncIterator[Simulation]:
         router = make_router(
             config.routing, await cards, workers.instances, runtime, workers.runtime_of, rng=random.Random(config.seed)
         )
+        if isinstance(router, KvAwareRouter) and router.rule:
+            # How long a rule may take depends on the machine, and a simulation must not.
+            router.rule.patience = 1000.0
         router.start()
         yield Simulation(config, fleet, router, splitter)
     finally:

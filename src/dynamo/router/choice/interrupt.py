@@ -32,6 +32,8 @@ class _Alarm:
     def ring(self, number: int, frame: FrameType | None) -> None:
         # Code that was kept from running hears one ring for all that time, however long; code that sleeps hears each.
         self._rings += 1
+        if frame is None or frame.f_code is limited.__code__:
+            return  # an exception between its lines would leave the alarm on
         if self.armed and (self._rings > _RINGS or self.took() >= 0.9 * self._seconds):
             raise Stalled
 
@@ -57,7 +59,5 @@ def limited(seconds: float, work: Callable[[], T]) -> tuple[T, float]:
             alarm.armed = False
         return result, alarm.took()
     finally:
-        # An alarm that rings just before it is disarmed ends up here too.
-        alarm.armed = False
         signal.setitimer(signal.ITIMER_REAL, delay, interval)
         signal.signal(signal.SIGALRM, before)

@@ -31,19 +31,23 @@ class LoadedRule:
         """Why it is not asked any more."""
         self.fallbacks: Counter[str] = Counter()
         """Choices that the built-in rule made instead, by reason."""
+        self.patience = 1.0
+        """By how much the limits of its time are stretched, where nobody waits."""
         self._rule = rule
         self._changed = changed
-        self._spare = STALL_SECONDS
+        self._spent = 0.0
+        """Of the seconds that may pass without a stall; each call gives some back."""
 
     def costs(self, prompt: Prompt, workers: Sequence[Worker]) -> list[float] | None:
         """The cost of each worker; None if the built-in rule has to decide."""
         if self.set_aside:
             self.fallbacks[self.set_aside] += 1
             return None
+        stall, usual = self.patience * STALL_SECONDS, self.patience * USUAL_SECONDS
         try:
-            costs, took = limited(STALL_SECONDS, lambda: _costs(self._rule(prompt, workers), len(workers)))
+            costs, took = limited(stall, lambda: _costs(self._rule(prompt, workers), len(workers)))
         except Stalled:
-            self._leave_out("stalled", f"it was interrupted after {STALL_SECONDS * 1000:g} ms", aside=True)
+            self._leave_out("stalled", f"it was interrupted after {stall * 1000:g} ms", aside=True)
             return None
         except _Nonsense as error:
             self._leave_out("nonsense", str(error))
@@ -51,9 +55,9 @@ class LoadedRule:
         except Exception as error:
             self._leave_out("raised", f"it raised {type(error).__name__}: {error}"[:200])
             return None
-        self._spare = min(STALL_SECONDS, self._spare + USUAL_SECONDS - took)
-        if self._spare < 0:
-            self._leave_out("slow", f"it takes more than {USUAL_SECONDS * 1000:g} ms on average", aside=True)
+        self._spent = max(0.0, self._spent + took - usual)
+        if self._spent > stall:
+            self._leave_out("slow", f"it takes more than {usual * 1000:g} ms on average", aside=True)
         return costs
 
     def reloaded(self) -> LoadedRule | None:
