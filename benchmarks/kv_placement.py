@@ -7,8 +7,8 @@ The conversations are those of the end-to-end benchmark: 40 over 10 system promp
 starts, exponential thinking time. `optimum` is an upper bound for every rule and every cache size: each different block
 has to be computed at least once somewhere, and an engine always computes the last token of a prompt again.
 
-The rules of peers are those that are shipped as files. They make no copies ahead here. With `--traces`, recorded traffic
-follows, as `dynamo rules` replays it: a folder with `agents/`, `mooncake/` and `azure/`, as published.
+The rules of peers are those that are shipped as files. They make no copies ahead here. With `--traces`, recorded
+traffic follows, as `dynamo rules` replays it: a folder with `agents/`, `mooncake/` and `azure/`, as published.
 """
 
 from __future__ import annotations
@@ -133,7 +133,15 @@ def from_file(name: str) -> Rule:
         loads = router.book.loads(router.fleet.workers, prompt.chain, now)
         found = router.index.match(prompt.chain)
         choice = choose(
-            prompt.length, len(prompt.chain), router.fleet, found, loads, CostConfig(), router.rng, rule, next(router.turn)
+            prompt.length,
+            len(prompt.chain),
+            router.fleet,
+            found,
+            loads,
+            CostConfig(),
+            router.rng,
+            rule,
+            next(router.turn),
         )
         assert choice.rule, f"{name} failed: {rule.fallbacks}"
         return Picked(choice.at, choice.prefill_tokens)
@@ -366,7 +374,7 @@ def recorded(folder: Path, rules: list[str], numbers: str) -> None:
     """Each kind of traffic at some loads. Agents: 40 sessions below 900 kB on 4 workers with 16,384 blocks of 64."""
     agents = [
         (speedup, RulesSettings(speedup=speedup, share_tools=share, sessions=40, largest=900_000, parity=numbers))
-        for speedup in (2.5, 15, 30)
+        for speedup in (1.2, 8, 15)
         for share in (False, True)
     ]
     rows = [(speedup, RulesSettings(speedup=speedup, limit=1500)) for speedup in (0.5, 1.0)]

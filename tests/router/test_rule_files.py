@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dynamo.protocols.card import WorkerType
 from dynamo.router import kv_aware
 from dynamo.router.config import RoutingConfig
 from dynamo.router.families import LabelledRouter, router_families
-from dynamo.protocols.card import WorkerType
 from dynamo.runtime import Local
 from support.scripted import BLOCK, ScriptedWorker, asking, routing
 from support.waiting import until
@@ -42,7 +42,8 @@ async def test_rules_are_swapped_under_2000_requests_and_none_is_lost(
 
         async def ask(count: int) -> None:
             for _ in range(count):
-                served.append(await side.ask(asking("AB")))
+                worker = await side.ask(asking("AB"))
+                served.append(worker)
 
         async def swap() -> None:
             for when, body in bodies.items():

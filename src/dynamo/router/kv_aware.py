@@ -232,7 +232,8 @@ class KvAwareRouter:
         """Let this rule choose from the next request on; None is the built-in one."""
         self.rule = rule
         if rule:
-            self.stats.rule_fallbacks[rule.name] = rule.fallbacks = self.stats.rule_fallbacks.get(rule.name) or Counter()
+            # A rule that is loaded again is counted on.
+            rule.fallbacks = self.stats.rule_fallbacks.setdefault(rule.name, Counter())
 
     def loads(self) -> list[WorkerLoad]:
         """What this router has booked and other routers have announced."""

@@ -29,7 +29,7 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
         "--router-mode", "DYN_ROUTER_MODE", "how to choose a worker", "MODE", choices=MODES)] = "round-robin"
     rule: Annotated[str | None, Setting(
         "--router-rule", "DYN_ROUTER_RULE",
-        "kv: the file of a rule that chooses instead of the built-in one, read again when it changes; or the name of one",
+        "kv: a file with the rule that chooses instead of the built-in one, read again when it changes; or a name",
         "FILE.py|NAME", default="built in")] = None
     overlap_weight: Annotated[float, Meta(ge=0), Setting(
         "--kv-overlap-score-weight",

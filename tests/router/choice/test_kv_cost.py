@@ -270,8 +270,7 @@ def test_a_worker_without_room_is_avoided_even_by_a_conversation_that_it_holds()
     assert of(600).at == 0
     assert of(980).at == 1
     assert (
-        of(980).passed_over
-        == "worker 0 rank 0 holds 90 blocks more, but 9 requests run there, with 1080 blocks in use"
+        of(980).passed_over == "worker 0 rank 0 holds 90 blocks more, but 9 requests run there, with 1080 blocks in use"
     )
 
 

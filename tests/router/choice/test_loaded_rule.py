@@ -84,7 +84,6 @@ def test_a_rule_that_is_slow_every_time_is_set_aside_though_no_call_stalls(tmp_p
     body = "import time; end = time.thread_time() + 0.003\n    while time.thread_time() < end: pass\n    return 0"
     rule = load(str(written(tmp_path, body)))
     chosen = [asked(rule).rule for _ in range(10)]
-    assert chosen[0]
     assert not chosen[-1]
     assert rule.set_aside in ("slow", "stalled"), "a busy machine makes of the one the other"
 

@@ -134,7 +134,7 @@ def _waiting_behind_own_prefix(
 
 
 def _spreading(traffic: list[float], mean: float, fleet: Fleet, loads: Loads, config: CostConfig) -> list[float]:
-    """Recent traffic, and what exceeds a fair share of it, up to one batch: longer prompts stay where they are cached."""
+    """Recent traffic, and up to one batch of what exceeds a fair share: long prompts stay where they are cached."""
     fair = config.tolerance * mean
     if max(traffic) <= fair + fleet.smallest_batch / TRAFFIC_UNIT:
         return traffic

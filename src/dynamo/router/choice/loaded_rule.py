@@ -35,6 +35,8 @@ class LoadedRule:
         """By how much the limits of its time are stretched, where nobody waits."""
         self._rule = rule
         self._changed = changed
+        self._said: set[str] = set()
+        """The reasons that the log has."""
         self._spent = 0.0
         """Of the seconds that may pass without a stall; each call gives some back."""
 
@@ -77,7 +79,8 @@ class LoadedRule:
         self.fallbacks[reason] += 1
         if aside:
             self.set_aside = reason
-        if self.fallbacks[reason] == 1:
+        if reason not in self._said:
+            self._said.add(reason)
             until = "until it is loaded again" if aside else "in its place whenever that happens"
             log.warning("router rule '%s': %s; the built-in rule decides %s", self.name, words, until)
 
