@@ -1,10 +1,14 @@
 """How much of the traffic each placement rule finds cached, beside the best anyone could do. Pure simulation.
 
 usage: PYTHONPATH=src python benchmarks/kv_placement.py [--seeds 5] [--first-seed 42] [--only NAME] [--rules ours,…]
+           [--traces FOLDER [--session-numbers odd]]
 
 The conversations are those of the end-to-end benchmark: 40 over 10 system prompts, 5 turns, canned history, staggered
 starts, exponential thinking time. `optimum` is an upper bound for every rule and every cache size: each different block
 has to be computed at least once somewhere, and an engine always computes the last token of a prompt again.
+
+The rules of peers are those that are shipped as files. They make no copies ahead here. With `--traces`, recorded
+traffic follows, as `dynamo rules` replays it: a folder with `agents/`, `mooncake/` and `azure/`, as published.
 """
 
 from __future__ import annotations
@@ -17,15 +21,20 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Literal
 
 from dynamo.engines.mocker import MockerArgs
 from dynamo.kv.index.index import Index
 from dynamo.kv.index.overlaps import Overlap
 from dynamo.kv.messages import RouterEvent, WorkerRank
+from dynamo.lab.rules.command import RulesSettings, score_trace
+from dynamo.lab.rules.scoreboard import BUILT_IN, scores_text
 from dynamo.router.choice.choose import Choice, choose
 from dynamo.router.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet
+from dynamo.router.choice.loaded_rule import load, shipped
 from dynamo.router.load_book import LoadBook
 from kv_fleet import Asked, Prompt, SimWorker
 
@@ -118,17 +127,27 @@ def least_loaded(router: Router, prompt: Prompt, now: float) -> Picked:
     return router.least([float(n) for n in router.book.loads(router.workers, prompt.chain, now).requests], prompt)
 
 
-def upstream(router: Router, prompt: Prompt, now: float) -> Picked:
-    """Booked prefill + own uncached prefill + active decode blocks, all in blocks of equal weight."""
-    loads = router.book.loads(router.workers, prompt.chain, now)
-    found = router.index.match(prompt.chain).by_worker()
-    costs = []
-    for at, worker in enumerate(router.workers):
-        cached = found.get(worker, Overlap()).device
-        prefill = (loads.prefill_tokens[at] + prompt.length) / BLOCK - cached
-        decode = loads.active_blocks[at] + len(prompt.chain) - loads.shared_blocks[at]
-        costs.append(max(0.0, prefill) + decode)
-    return router.least(costs, prompt)
+def from_file(name: str) -> Rule:
+    rule = load(name)
+
+    def place(router: Router, prompt: Prompt, now: float) -> Picked:
+        loads = router.book.loads(router.fleet.workers, prompt.chain, now)
+        found = router.index.match(prompt.chain)
+        choice = choose(
+            prompt.length,
+            len(prompt.chain),
+            router.fleet,
+            found,
+            loads,
+            CostConfig(),
+            router.rng,
+            rule,
+            next(router.turn),
+        )
+        assert choice.rule, f"{name} failed: {rule.fallbacks}"
+        return Picked(choice.at, choice.prefill_tokens)
+
+    return place
 
 
 def ours(router: Router, prompt: Prompt, now: float) -> Picked:
@@ -142,7 +161,7 @@ RULES: dict[str, Rule] = {
     "round-robin": round_robin,
     "least-loaded": least_loaded,
     "one-home": one_home,
-    "upstream": upstream,
+    **{name: from_file(name) for name in shipped() if name != "round-robin"},
     "ours": ours,
 }
 
@@ -321,6 +340,8 @@ def main() -> None:
     ap.add_argument("--first-seed", type=int, default=42)
     ap.add_argument("--only", default="")
     ap.add_argument("--rules", default=",".join(RULES))
+    ap.add_argument("--traces", type=Path)
+    ap.add_argument("--session-numbers", default="even", choices=("even", "odd", "all"))
     o = ap.parse_args()
     for variant in VARIANTS:
         if o.only not in variant.name:
@@ -345,6 +366,27 @@ def main() -> None:
             pairs = list(zip(found["ours"], found[name], strict=True))
             mean, p99 = [a.mean - b.mean for a, b in pairs], [a.p99 - b.p99 for a, b in pairs]
             print(f"  ours - {name}: TTFT {spread(mean)}, p99 {spread(p99)} ms, seed by seed")
+    if o.traces:
+        rules = [{"ours": BUILT_IN}.get(name, name) for name in o.rules.split(",")]
+        recorded(o.traces, [name for name in rules if name == BUILT_IN or name in shipped()], o.session_numbers)
+
+
+def recorded(folder: Path, rules: list[str], numbers: Literal["all", "even", "odd"]) -> None:
+    """Each kind of traffic at some loads. Agents: 40 sessions below 900 kB on 4 workers with 16,384 blocks of 64."""
+    agents = [
+        (speedup, RulesSettings(speedup=speedup, share_tools=share, sessions=40, largest=900_000, parity=numbers))
+        for speedup in (1.2, 8, 15)
+        for share in (False, True)
+    ]
+    rows = [(speedup, RulesSettings(speedup=speedup, limit=1500)) for speedup in (0.5, 1.0)]
+    runs = [("agents", *each) for each in agents]
+    runs += [("mooncake/conversation_trace.jsonl", *each) for each in rows]
+    runs += [("mooncake/conversation_trace.jsonl", 8.0, RulesSettings(speedup=8.0, limit=3000, workers=64))]
+    runs += [("azure/AzureLLMInferenceTrace_code.csv", *each) for each in rows]
+    for path, speedup, asked in runs:
+        shared = ", tools shared" if asked.share_tools else ""
+        print(f"\n{speedup:g} times as fast{shared}, {asked.workers} workers")
+        print(scores_text(score_trace(folder / path, rules, asked)), flush=True)
 
 
 if __name__ == "__main__":

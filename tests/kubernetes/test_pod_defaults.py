@@ -40,10 +40,10 @@ def test_a_worker_takes_its_component_from_the_environment() -> None:
 def test_a_planner_takes_the_places_of_metrics_where_its_configuration_has_none() -> None:
     environ = {"PROMETHEUS_ENDPOINT": "http://prometheus:9090", "PLANNER_PROMETHEUS_PORT": "9085"}
     asked = PlannerSettings.from_env(environ, config="{}")
-    config = asked.apply(PlannerConfig())
+    config = asked.fill(PlannerConfig())
     assert config.metric_pulling_prometheus_endpoint == "http://prometheus:9090"
     assert config.metric_reporting_prometheus_port == 9085
-    assert asked.apply(PlannerConfig(metric_reporting_prometheus_port=0)).metric_reporting_prometheus_port == 0
+    assert asked.fill(PlannerConfig(metric_reporting_prometheus_port=0)).metric_reporting_prometheus_port == 0
 
 
 def test_discovery_through_kubernetes_without_a_cluster_says_what_is_missing(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ usage: dynamo run …              chat, serve, batch or work in one process: se
        dynamo serve FILE.yaml    several processes on this machine: see dynamo serve --help
        dynamo top [URL]          watch a server's workers, requests and routing decisions
        dynamo plan [TRACE] …     how many workers a traffic needs: see dynamo plan --help
+       dynamo rules TRACE …      which router rule is best on a traffic: see dynamo rules --help
        dynamo profile URL        measure the engine behind a server, for simulations: see dynamo profile --help
        dynamo inspect [PROCESS]  look inside a running process: see dynamo inspect --help
        dynamo --version
 """
-_COMMANDS = ("run", "serve", "top", "inspect", "plan", "profile", "--version", "--help")
+_COMMANDS = ("run", "serve", "top", "inspect", "plan", "rules", "profile", "--version", "--help")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -61,6 +62,8 @@ def dynamo() -> None:
         case ["plan", *rest]:
             # Above this room: simulations run what this room starts.
             import_module("dynamo.lab.plan.command").main(rest)
+        case ["rules", *rest]:
+            import_module("dynamo.lab.rules.command").main(rest)
         case ["profile", *rest]:
             from dynamo.lab.profile.command import main as profile
 

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from dynamo.process.backoff import Backoff, LimitedBackoff
+from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.choice.cost import CostConfig
+from dynamo.router.choice.loaded_rule import load, shipped
 from dynamo.router.stream_watch import StallLimits, StreamWatch
 from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
@@ -31,6 +33,13 @@ class RequestBackoff(LimitedBackoff):
 
 
 class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
+    def __post_init__(self) -> None:
+        if self.rule is not None:
+            try:
+                load(self.rule)  # at start, and not with the first model
+            except InvalidArgument as error:
+                raise ValueError(f"--router-rule: {error.message}") from None
+
     @property
     def cost(self) -> CostConfig:
         return CostConfig(
@@ -66,4 +75,7 @@ class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
         """What a worker asks for its own model, by the names of the flags; a ValueError says what is wrong with it."""
         if not isinstance(wanted, Mapping):
             raise ValueError(f"router_config must be an object, not {type(wanted).__name__}")
-        return cls(**read(cls, {}, file=wanted, file_name="router_config"))
+        values = read(cls, {}, file=wanted, file_name="router_config")
+        if (rule := values.get("rule")) is not None and rule not in shipped():
+            raise ValueError(f"router_rule: a card may name {', '.join(shipped())}, and no file")
+        return cls(**values)

@@ -58,6 +58,7 @@ class Decision(Struct, kw_only=True):
             "waited_ms": self.waited * 1000,
             "prompt_tokens": choice.prompt_tokens,
             "prompt_blocks": choice.prompt_blocks,
+            "rule": choice.rule or "built-in",
             "overlap_weight": choice.config.overlap_weight,
             "temperature": choice.config.temperature,
             "draw": choice.draw,

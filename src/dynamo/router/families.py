@@ -53,6 +53,7 @@ def router_families(routers: Sequence[LabelledRouter]) -> list[MetricFamily]:
     return [
         *families(_ANSWERING, answering, PREFIX),
         _REGISTERED.family([({}, routers)], PREFIX),
+        _FALLBACKS.family(answering, PREFIX),
         *families(_EVENTS, [({}, by_caches)]),
         *families(
             _CHOICES, [({**one.labels, "worker_type": worker_type(one.worker_type)}, one) for one in by_caches], PREFIX
@@ -120,6 +121,13 @@ _ANSWERING: tuple[Metric[LabelledRouter], ...] = (
 _REGISTERED: Metric[Sequence[LabelledRouter]] = Metric("gauge", "worker_registered",
     "1 for each rank of a worker that requests can be sent to", _registered,
     ("router_worker_id", "dp_rank", "worker_type"))  # fmt: skip
+_FALLBACKS: Metric[LabelledRouter] = Metric("counter", "rule_fallbacks_total",
+    "Choices that the built-in rule made because the one of --router-rule failed",
+    lambda one: {
+        (rule, reason): count
+        for rule, reasons in one.router.stats.rule_fallbacks.items()
+        for reason, count in reasons.items()
+    }, ("rule", "reason"))  # fmt: skip
 _EVENTS: tuple[Metric[Sequence[LabelledRouter]], ...] = (
     Metric("counter", "dynamo_component_kv_cache_events_applied", "KV events by type and by what became of them",
         _events, ("model", "event_type", "status")),

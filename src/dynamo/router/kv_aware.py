@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any
@@ -22,11 +22,12 @@ from dynamo.kv.messages import WorkerRank
 from dynamo.kv.prompt_cost import estimate_tokens
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant
-from dynamo.protocols.errors import InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
+from dynamo.protocols.errors import InvalidArgument, InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
 from dynamo.protocols.instance import Instance
 from dynamo.router.choice.choose import Choice, choose
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet, RankTable
+from dynamo.router.choice.loaded_rule import LoadedRule, load
 from dynamo.router.choice.queue import Queue, RequestToPlace
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
@@ -44,6 +45,7 @@ from dynamo.runtime.instances import InstanceSet
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 30.0
+RELOAD_SECONDS = 1.0
 _NO_ROUTING = Routing()
 _DEFAULT_WEIGHTS = (CostConfig().host_weight, CostConfig().disk_weight)
 
@@ -71,6 +73,7 @@ class KvAwareRouter:
         self.book = LoadBook()
         self._config = config
         self._cost = config.cost
+        self.rule: LoadedRule | None = None
         self._runtime = runtime
         self._block_size = block_size
         self._hashes = PromptHashes(block_size)
@@ -100,6 +103,9 @@ class KvAwareRouter:
         )
         self._unfollow: Callable[[], None] = lambda: None
         self._sweeping: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
+        if config.rule is not None:
+            self.use_rule(load(config.rule))
 
     @property
     def thresholds(self) -> Thresholds:
@@ -140,6 +146,7 @@ class KvAwareRouter:
         if self.follower:
             self.follower.start()
         self._sweeping = asyncio.create_task(self._sweep())
+        self._reloading = asyncio.create_task(self._reload_rule())
         self._follow_reports()
 
     async def close(self) -> None:
@@ -147,9 +154,11 @@ class KvAwareRouter:
         self._queue.refuse_all(self.instances.none_reachable)
         if self._sweeping is None:
             return
-        self._sweeping.cancel()
-        await asyncio.gather(self._sweeping, return_exceptions=True)
-        self._sweeping = None
+        tasks = [task for task in (self._sweeping, self._reloading) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._sweeping = self._reloading = None
         self._active.detach()
         reported, self._reported = self._reported, None
         for part in (self._copies, self.follower, self.replicas, reported):
@@ -205,7 +214,24 @@ class KvAwareRouter:
         now = asyncio.get_running_loop().time()
         loads = self.book.loads(fleet.workers, pending.hashes, now)
         overlaps = self._overlaps(pending.hashes, now)
-        return choose(pending.prompt_tokens, len(pending.hashes), fleet, overlaps, loads, cost or self._cost, self._rng)
+        return choose(
+            pending.prompt_tokens,
+            len(pending.hashes),
+            fleet,
+            overlaps,
+            loads,
+            cost or self._cost,
+            self._rng,
+            self.rule,
+            self.stats.requests,
+        )
+
+    def use_rule(self, rule: LoadedRule | None) -> None:
+        """Let this rule choose from the next request on; None is the built-in one."""
+        self.rule = rule
+        if rule:
+            # A rule that is loaded again is counted on.
+            rule.fallbacks = self.stats.rule_fallbacks.setdefault(rule.name, Counter())
 
     def loads(self) -> list[WorkerLoad]:
         """What this router has booked and other routers have announced."""
@@ -277,7 +303,10 @@ class KvAwareRouter:
         if timer:
             timer.matched = perf_counter()
         cost = pending.cost or self._cost
-        choice = choose(pending.prompt_tokens, len(pending.hashes), fleet, overlaps, loads, cost, self._rng)
+        number = self.stats.requests
+        choice = choose(
+            pending.prompt_tokens, len(pending.hashes), fleet, overlaps, loads, cost, self._rng, self.rule, number
+        )
         if pending.pinned is None and self.instances.is_draining(choice.worker.worker_id):
             # Checking every instance for draining each time would cost more than choosing again.
             pending.avoid = {*pending.avoid, choice.worker.worker_id}
@@ -388,6 +417,19 @@ class KvAwareRouter:
         """Follow load reports once a threshold is set, or a worker has tiers: they matter for nothing else."""
         if (self._thresholds or tiers) and self._reported is None and self._sweeping:
             self._reported = ReportedLoads(self._runtime.events, self.instances, self.stats, self._queue.dispatch)
+
+    async def _reload_rule(self) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_SECONDS)
+            rule = self.rule
+            try:
+                loaded = await asyncio.to_thread(rule.reloaded) if rule and rule.path else None
+            except InvalidArgument as error:
+                log.warning("%s; the rule that was loaded before stays", error.message)
+                continue
+            if loaded and self.rule is rule:
+                self.use_rule(loaded)
+                log.info("router rule '%s' was loaded again", loaded.name)
 
     async def _sweep(self) -> None:
         while True:

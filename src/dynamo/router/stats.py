@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from itertools import cycle
 from time import perf_counter
 
@@ -78,6 +79,8 @@ class RouterStats(FollowStats):
     copied_blocks: int = 0
     overhead: Overhead | None = None
     """Measured by KV-aware routers only."""
+    rule_fallbacks: dict[str, Counter[str]] = field(default_factory=dict)
+    """By rule and reason, choices that the built-in rule made in the place of a rule from a file."""
     replica_requests: int = 0
     """Requests that other routers announced."""
 

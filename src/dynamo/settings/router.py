@@ -51,6 +51,10 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
     # fmt: off
     mode: Annotated[str, Setting(
         "--router-mode", "DYN_ROUTER_MODE", "how to choose a worker", "MODE", choices=MODES)] = "round-robin"
+    rule: Annotated[str | None, Setting(
+        "--router-rule", "DYN_ROUTER_RULE",
+        "kv: a file with the rule that chooses instead of the built-in one, read again when it changes; or a name",
+        "FILE.py|NAME", default="built in")] = None
     overlap_weight: Annotated[float, Meta(ge=0), Setting(
         "--kv-overlap-score-weight",
         ("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_KV_OVERLAP_SCORE_WEIGHT"),

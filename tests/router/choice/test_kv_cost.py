@@ -58,7 +58,7 @@ OVERLAPS = st.dictionaries(
 )
 
 
-def plain_cost(size: Capacity, held: Overlap, load: Load, loads: list[Load], config: CostConfig, least: int) -> float:
+def plain_cost(size: Capacity, held: Overlap, load: Load, loads: list[Load], config: CostConfig) -> float:
     """The rule of docs/routing.md for one worker, step by step."""
     lower = config.host_weight * held.host + config.disk_weight * held.disk
     credit = held.device + lower + config.external_weight * held.external
@@ -70,11 +70,12 @@ def plain_cost(size: Capacity, held: Overlap, load: Load, loads: list[Load], con
     booked = load.waiting - min(1, config.overlap_weight) / 2 * min(load.waiting, coming)
     waiting = booked + config.pass_tokens if booked else 0
     in_use = load.blocks - load.shared + TOKENS // BLOCK
-    crowding = in_use * (config.crowding / (size.total_blocks or (1 << 18) // BLOCK)) + 32 * load.requests
+    total = size.total_blocks or (1 << 18) // BLOCK
+    crowding = in_use * (config.full / total) + max(0, in_use - total) * BLOCK
     spreading = load.traffic / 1024
     batch = size.max_batched_tokens or 8192
-    if load.requests and load.traffic > config.tolerance * mean + least:
-        spreading += 2 * max(0.0, load.traffic - config.tolerance * mean - batch) / batch * TOKENS
+    if load.requests and load.traffic > config.tolerance * mean + batch:
+        spreading += min(batch, load.traffic - config.tolerance * mean - batch)
     return work + waiting + crowding + spreading
 
 
@@ -123,7 +124,7 @@ def test_every_cost_is_that_of_the_rule_and_the_choice_follows_from_the_costs(
         known = Overlaps(known.workers, known.device)
     choice = choose(TOKENS, TOKENS // BLOCK, fleet, known, loads, config, random.Random(3))
     costs = [
-        plain_cost(size, overlaps.get(n, Overlap()), load, [load for _, load in rows], config, min(fleet.batch_tokens))
+        plain_cost(size, overlaps.get(n, Overlap()), load, [load for _, load in rows], config)
         for n, (size, load) in enumerate(rows)
     ]
     assert choice.costs == costs
@@ -246,10 +247,14 @@ def test_a_prompt_or_two_are_no_share_of_the_traffic_to_move_others_for() -> Non
     assert pick(loads, {0: Overlap(3), 1: Overlap(2)}, tokens=64).at == 0
 
 
-def test_traffic_that_piles_up_on_a_worker_in_use_is_moved_even_if_nothing_waits() -> None:
-    choice = pick(Loads([0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0], [60_000.0, 0.0, 0.0]), {0: Overlap(100)})
-    assert choice.at != 0
-    assert "more than its share of the traffic" in (choice.passed_over or "")
+def test_traffic_that_piles_up_on_a_worker_moves_prompts_of_up_to_half_a_batch_and_no_longer_ones() -> None:
+    def busy(tokens: int) -> Choice:
+        loads = Loads([0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 1, 1], [90_000.0, 30_000.0, 30_000.0])
+        return pick(loads, {0: Overlap(tokens // BLOCK)}, tokens=tokens)
+
+    assert busy(3200).at != 0
+    assert "more than its share of the traffic" in (busy(3200).passed_over or "")
+    assert busy(16_000).at == 0
 
 
 def test_a_lone_conversation_does_not_wander() -> None:
@@ -257,11 +262,15 @@ def test_a_lone_conversation_does_not_wander() -> None:
     assert choice.at == 0
 
 
-def test_a_worker_without_room_is_avoided() -> None:
-    choice = pick(Loads([0, 0], [950, 0], [0, 0], [9, 0], [8000.0, 8000.0]), {0: Overlap(50)}, total_blocks=1000)
-    assert choice.at == 1
+def test_a_worker_without_room_is_avoided_even_by_a_conversation_that_it_holds() -> None:
+    def of(in_use: int) -> Choice:
+        loads = Loads([0, 0], [in_use, 0], [0, 0], [9, 0], [8000.0, 8000.0])
+        return pick(loads, {0: Overlap(90)}, total_blocks=1000)
+
+    assert of(600).at == 0
+    assert of(980).at == 1
     assert (
-        choice.passed_over == "worker 0 rank 0 holds 50 blocks more, but 9 requests run there, with 1050 blocks in use"
+        of(980).passed_over == "worker 0 rank 0 holds 90 blocks more, but 9 requests run there, with 1080 blocks in use"
     )
 
 
@@ -269,7 +278,7 @@ def test_the_worked_example_of_the_documentation_holds() -> None:
     loads = Loads([3000, 0, 0], [200, 140, 0], [0, 0, 0], [2, 1, 0], [8000.0, 8000.0, 2000.0])
     choice = pick(loads, {0: Overlap(90), 1: Overlap(60)})
     assert choice.at == 1
-    assert [round(cost, 1) for cost in choice.costs] == [4106.8, 1379.8, 2160.3]
+    assert [round(cost, 1) for cost in choice.costs] == [4042.8, 1347.8, 2160.3]
     assert choice.passed_over == "worker 0 rank 0 holds 30 blocks more, but 3000 prompt tokens wait there"
 
 

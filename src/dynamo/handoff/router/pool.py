@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from dynamo.handoff.pairing import COMPUTES_PROMPTS, Peer, partners
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.instance import Instance
-from dynamo.router.placement import Placement, Router
 from dynamo.runtime.instances import InstanceSet
+
+if TYPE_CHECKING:
+    # A router imports this module: at run time there would be no end to it.
+    from dynamo.router.placement import Placement, Router
 
 
 class PrefillPool:

@@ -117,7 +117,7 @@ def _of_model(
 def _traffic(flags: Mapping[str, Any], asked: TrafficSettings, seed: int) -> Callable[[], Iterable[SimulatedRequest]]:
     if flags["trace"]:
         path = Path(flags["trace"])
-        if not path.is_file():
+        if not path.is_file() and not path.is_dir():
             raise ValueError(f"there is no trace {path}")
         read = FORMATS[asked.trace_format]
         rows = partial(read, path, asked.trace_block_size)

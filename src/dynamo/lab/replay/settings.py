@@ -16,7 +16,7 @@ class TrafficSettings(Settings, frozen=True, kw_only=True):
     GROUP: ClassVar[str] = "traffic"
 
     # fmt: off
-    trace_format: Annotated[Literal["mooncake", "dynamo"], Setting(
+    trace_format: Annotated[Literal["mooncake", "dynamo", "azure", "agents"], Setting(
         "--trace-format", help="the rows of the trace")] = "mooncake"
     trace_block_size: Annotated[Count, Setting(
         "--trace-block-size", help="tokens that one hash id of a Mooncake trace stands for")] = 512

@@ -152,8 +152,9 @@ class SimulatedFleet:
                 found.update({each.tier.value: each.restored_tokens for each in load.tiers})
         return dict(sorted(found.items()))
 
-    def busy_seconds(self) -> float:
-        return sum(worker.engine.busy_seconds for worker in self.workers)
+    def busy_seconds(self) -> list[float]:
+        """Of each worker."""
+        return [worker.engine.busy_seconds for worker in self.workers]
 
 
 def _card(args: MockerArgs, transfer: str) -> ModelCard:

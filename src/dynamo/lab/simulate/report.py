@@ -18,6 +18,8 @@ class FleetReport(Struct, frozen=True, kw_only=True):
     workers: int
     """At the start; those that compute prompts for them are counted apart."""
     prefill_workers: int = 0
+    rule_fallbacks: dict[str, int] = {}
+    """Choices that the built-in rule made in the place of a rule from a file, by reason."""
     splits: dict[str, int] = {}
     """Requests by who computed the prompt, and why."""
     completed: int
@@ -36,6 +38,8 @@ class FleetReport(Struct, frozen=True, kw_only=True):
     worker_hours: float
     utilisation: float
     """The share of the workers' time in which they computed something."""
+    busiest: float = 1.0
+    """The time in which the busiest worker computed, as a multiple of the mean."""
     ttft_ms: Percentiles | None
     itl_ms: Percentiles | None
     tpot_ms: Percentiles | None
@@ -73,6 +77,7 @@ _LINES: Sequence[tuple[str, Callable[[FleetReport], str]]] = (
     (_CACHED, lambda r: f"{100 * r.prefix_reuse:.1f} %"),
     ("worker-hours", lambda r: f"{r.worker_hours:,.2f}"),
     ("utilisation", lambda r: f"{100 * r.utilisation:.1f} %"),
+    ("busiest worker, of the mean", lambda r: f"{r.busiest:.2f}"),
 )
 _TIMES: Sequence[tuple[str, Callable[[FleetReport], Percentiles | None]]] = (
     ("TTFT, ms", lambda r: r.ttft_ms),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,6 +27,7 @@ from dynamo.protocols.errors import DynamoException, InvalidArgument
 from dynamo.router.config import RequestBackoff, RoutingConfig
 from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
 from dynamo.router.factory import make_router
+from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Router
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime
@@ -213,11 +215,13 @@ class Simulation:
         """About everything since `begun`."""
         measured, fleet, config = self.measured, self.fleet, self.config
         worker_seconds = fleet.worker_seconds(begun, self._loop.time())
+        busy = fleet.busy_seconds()
         return FleetReport(
             name=config.name,
             router_mode=config.routing.mode,
             workers=config.workers,
             prefill_workers=config.prefill_workers,
+            rule_fallbacks=dict(sum(self.router.stats.rule_fallbacks.values(), Counter[str]())),
             splits=self._splits(),
             completed=measured.completed,
             failed=measured.failed,
@@ -231,7 +235,8 @@ class Simulation:
             virtual_seconds=max(0.0, measured.last_end - begun),
             wall_seconds=wall_seconds,
             worker_hours=worker_seconds / 3600,
-            utilisation=fleet.busy_seconds() / worker_seconds if worker_seconds else 0.0,
+            utilisation=sum(busy) / worker_seconds if worker_seconds else 0.0,
+            busiest=max(busy) * len(busy) / sum(busy) if sum(busy) else 1.0,
             ttft_ms=measured.ttft.distribution(1e-3),
             itl_ms=measured.itl.distribution(1e-3),
             tpot_ms=measured.tpot.distribution(1e-3),
@@ -279,7 +284,8 @@ class _Sessions:
         if not asked.session:
             group.create_task(self._ask(asked))
             return
-        task = group.create_task(self._after(self._last.get(asked.session), asked))
+        before = self._last.get(asked.session) or self._last.get(asked.after)
+        task = group.create_task(self._after(before, asked))
         self._last[asked.session] = task
         task.add_done_callback(lambda done: self._forget(asked.session, done))
 
@@ -327,6 +333,9 @@ async def simulated(config: SimulationConfig) -> AsyncIterator[Simulation]:
         router = make_router(
             config.routing, await cards, workers.instances, runtime, workers.runtime_of, rng=random.Random(config.seed)
         )
+        if isinstance(router, KvAwareRouter) and router.rule:
+            # How long a rule may take depends on the machine, and a simulation must not.
+            router.rule.patience = 1000.0
         router.start()
         yield Simulation(config, fleet, router, handoffs)
     finally:

@@ -1,15 +1,18 @@
-"""Reads traces: Mooncake's rows, and the request traces that a frontend writes (`dynamo.request.trace.v1`)."""
+"""Reads traces: Mooncake's rows, Azure's, agents' sessions, and what a frontend writes (`dynamo.request.trace.v1`)."""
 
 from __future__ import annotations
 
+import csv
 import zlib
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
+from dynamo.lab.simulate.agents import read_agents
 from dynamo.lab.simulate.traffic import SimulatedRequest
 from dynamo.process.files import open_lines
 from dynamo.protocols.errors import InvalidArgument
@@ -123,10 +126,50 @@ def read_request_trace(path: Path) -> Iterator[SimulatedRequest]:
         yield msgspec.structs.replace(traced, at=received - found[0][0])
 
 
+def read_azure(path: Path, block_size: int = 64) -> Iterator[SimulatedRequest]:
+    """Azure's CSV of arrivals and lengths; no prompt has anything in common with another."""
+    first: float | None = None
+    try:
+        with path.open(newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                label = f"{path}:{number}"
+                try:
+                    # Times have seven digits after the point.
+                    time = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+                    tokens, answer = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+                except (KeyError, TypeError, ValueError) as error:
+                    raise InvalidArgument(f"{label}: not a row of Azure's trace: {error}") from None
+                first = time if first is None else first
+                yield SimulatedRequest(
+                    at=time - first,
+                    input_tokens=max(1, tokens),
+                    output_tokens=max(1, answer),
+                    block_size=block_size,
+                    label=label,
+                )
+    except (OSError, UnicodeError) as error:
+        raise InvalidArgument(f"cannot read the trace {path}: {error}") from None
+
+
 FORMATS: dict[str, Callable[[Path, int], Iterator[SimulatedRequest]]] = {
     "mooncake": read_mooncake,
     "dynamo": lambda path, _: read_request_trace(path),
+    "azure": read_azure,
+    "agents": lambda path, _: read_agents(path),
 }
+
+
+def format_of(path: Path) -> str:
+    """The format of a trace, by its name or its first line."""
+    if path.is_dir() or path.suffix == ".json":
+        return "agents"
+    if path.suffix == ".csv":
+        return "azure"
+    try:
+        with open_lines(path) as lines:
+            return "dynamo" if SCHEMA.encode() in next(iter(lines), b"") else "mooncake"
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidArgument(f"cannot read the trace {path}: {error}") from None
 
 
 def _rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:

@@ -23,6 +23,8 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
     block_ids: tuple[int, ...] = ()
     block_size: int = 512
     session: str = ""
+    after: str = ""
+    """The session whose latest request this session's first one follows."""
     delay: float = 0.0
     """Seconds between the end of the session's earlier request and this one."""
     priority: int = 0
@@ -70,6 +72,7 @@ def scaled(requests: Iterable[SimulatedRequest], copies: int, speedup: float = 1
                 at=at,
                 delay=request.delay / speedup,
                 session=f"{request.session}/{copy}" if request.session and copy else request.session,
+                after=f"{request.after}/{copy}" if request.after and copy else request.after,
                 block_ids=tuple(block_id * copies + copy for block_id in request.block_ids),
                 label=f"{request.label}, copy {copy}" if copy else request.label,
             )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from dynamo.kv.index.overlaps import Overlap, Overlaps
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.errors import Unavailable
-from dynamo.router.choice.cost import CostConfig, Costs, cost_columns
+from dynamo.router.choice.cost import CostConfig, Costs, cost_columns, held_blocks
 from dynamo.router.choice.fleet import Fleet
+from dynamo.router.choice.loaded_rule import LoadedRule
 from dynamo.router.load_book import Loads
+from dynamo.router.rules import Prompt, Worker
 
 _NO_OVERLAP = Overlap()
 
@@ -55,6 +58,8 @@ class Choice(Struct, kw_only=True):
     loads: Loads
     overlaps: Overlaps
     config: CostConfig
+    rule: str = ""
+    """The name of the rule that decided; empty for the built-in one."""
     recomputed: Costs | None = None
 
     @property
@@ -108,6 +113,8 @@ class Choice(Struct, kw_only=True):
             return None
         more = best.cached_blocks - chosen.cached_blocks
         head = f"worker {best.worker.worker_id} rank {best.worker.dp_rank} holds {more:g} blocks more"
+        if self.rule:
+            return f"{head}, but the rule '{self.rule}' prefers another"
         if best.cost <= chosen.cost:
             return f"{head} and costs no more: the draw went elsewhere"
         reasons = {
@@ -140,11 +147,17 @@ def choose(
     loads: Loads,
     config: CostConfig,
     rng: random.Random,
+    rule: LoadedRule | None = None,
+    number: int = 0,
 ) -> Choice:
-    """Choose the cheapest worker, at random among equals; with a temperature, at random by cost among all."""
+    """Choose the cheapest worker, at random among equals; with a temperature, at random by cost among all.
+
+    `rule` says the costs, unless it fails; `number` is how many prompts were placed before.
+    """
     if not fleet.workers:
         raise Unavailable("no worker to choose from")
-    columns = cost_columns(prompt_tokens, prompt_blocks, fleet, overlaps, loads, config)
+    ruled = _ruled(rule, prompt_tokens, prompt_blocks, fleet, overlaps, loads, config, number) if rule else None
+    columns = ruled or cost_columns(prompt_tokens, prompt_blocks, fleet, overlaps, loads, config)
     at, draw = _pick(columns.total, config.temperature, rng)
     # The columns are not kept: few callers need these thousands of numbers, and keeping them would evict CPU caches.
     return Choice(
@@ -159,7 +172,35 @@ def choose(
         loads=loads,
         overlaps=overlaps,
         config=config,
+        rule=rule.name if rule and ruled else "",
+        recomputed=ruled,
     )
+
+
+def _ruled(
+    rule: LoadedRule,
+    tokens: int,
+    blocks: int,
+    fleet: Fleet,
+    overlaps: Overlaps,
+    loads: Loads,
+    config: CostConfig,
+    number: int,
+) -> Costs | None:
+    """The costs that a rule gives; None if it gives none."""
+    none = [0.0] * len(fleet.workers)
+    held, slots = held_blocks(tokens, fleet, overlaps, config), fleet.slots(overlaps.workers)
+    cached = [max(here, used) for here, used in zip(held, loads.shared_blocks, strict=True)]
+    tiers: list[Sequence[int]] = [overlaps.device, *overlaps.lower]
+    if slots is not None:
+        tiers = [[column[slot] if slot >= 0 else 0 for slot in slots] for column in tiers]
+    tiers += [[0] * len(none)] * (4 - len(tiers))
+    recent = [sent * loads.scale for sent in loads.sent]
+    columns = (*tiers, cached, loads.shared_blocks, loads.prefill_tokens, loads.requests, loads.active_blocks,
+               fleet.total_blocks, fleet.batch_tokens, recent)  # fmt: skip
+    prompt = Prompt(tokens=tokens, blocks=blocks, block_size=fleet.block_size, number=number)
+    costs = rule.costs(prompt, list(map(Worker, *columns)))
+    return None if costs is None else Costs(cached, costs, none, none, none, costs)
 
 
 def _pick(costs: list[float], temperature: float, rng: random.Random) -> tuple[int, float | None]:

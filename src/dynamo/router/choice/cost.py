@@ -29,16 +29,14 @@ class CostConfig(Struct, frozen=True, kw_only=True):
     external_weight: float = 0.25
     pass_tokens: float = 640.0
     """Cost of joining a worker that is computing prompts: its current forward pass must end first."""
-    crowding: float = 4096.0
-    """Cost of a worker with all its blocks in use."""
-    request_tokens: float = 32.0
-    """Cost of each request the worker is already serving: they share every step."""
-    tolerance: float = 1.25
-    """Recent traffic of a worker, as a multiple of the mean, above which prompts are sent elsewhere."""
+    full: float = 4096.0
+    """Cost of a worker with all its blocks in use: the more they are, the longer each step takes."""
+    tolerance: float = 1.3
+    """Recent traffic of a worker, as a multiple of the mean, above which it costs up to one batch more."""
 
     def __post_init__(self) -> None:
         weights = ("overlap_weight", "host_weight", "disk_weight", "external_weight")
-        for name in (*weights, "temperature", "pass_tokens", "crowding", "request_tokens"):
+        for name in (*weights, "temperature", "pass_tokens", "full"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} must be a finite number of at least 0, not {getattr(self, name)}")
         if not 1 <= self.tolerance < math.inf:
@@ -61,7 +59,7 @@ def cost_columns(
     prompt_tokens: int, prompt_blocks: int, fleet: Fleet, overlaps: Overlaps, loads: Loads, config: CostConfig
 ) -> Costs:
     """The cost of a prompt at every candidate. There must be at least one."""
-    held, shared = _held(prompt_tokens, fleet, overlaps, config), loads.shared_blocks
+    held, shared = held_blocks(prompt_tokens, fleet, overlaps, config), loads.shared_blocks
     if any(shared):
         # Blocks that a running request uses are cached, or will be before this prompt is computed.
         cached = [here if here > used else used for here, used in zip(held, shared, strict=True)]
@@ -82,12 +80,8 @@ def cost_columns(
         weight * (prompt - blocks * block) * (1.0 + recent * per_mean if recent < mean else 2.0)
         for blocks, recent in zip(cached, traffic, strict=True)
     ]
-    joining, per_request = float(prompt_blocks), config.request_tokens
-    crowding = [
-        (blocks + joining) * per_block + requests * per_request
-        for blocks, per_block, requests in zip(in_use, fleet.crowding(config.crowding), loads.requests, strict=True)
-    ]
-    spreading = _spreading(prompt_tokens, traffic, mean, fleet, loads, config)
+    crowding = _crowding(float(prompt_blocks), in_use, fleet, config)
+    spreading = _spreading(traffic, mean, fleet, loads, config)
     total = [
         own + others + memory + share
         for own, others, memory, share in zip(work, waiting, crowding, spreading, strict=True)
@@ -95,7 +89,19 @@ def cost_columns(
     return Costs(cached, work, waiting, crowding, spreading, total)
 
 
-def _held(prompt_tokens: int, fleet: Fleet, overlaps: Overlaps, config: CostConfig) -> list[float]:
+def _crowding(joining: float, in_use: list[float], fleet: Fleet, config: CostConfig) -> list[float]:
+    """What the blocks in use with this prompt cost, and those that it would have to wait for."""
+    crowding = [
+        (blocks + joining) * per_block for blocks, per_block in zip(in_use, fleet.crowding(config.full), strict=True)
+    ]
+    if max(in_use) + joining > fleet.smallest_cache:
+        for at, total in enumerate(fleet.total_blocks):
+            if (missing := in_use[at] + joining - total) > 0:
+                crowding[at] += missing * fleet.block_size
+    return crowding
+
+
+def held_blocks(prompt_tokens: int, fleet: Fleet, overlaps: Overlaps, config: CostConfig) -> list[float]:
     """Cached blocks of the prompt, weighted by tier, rounded down to a whole token and at most the whole prompt."""
     held: list[float] = [*overlaps.device]
     if overlaps.lower:
@@ -127,19 +133,16 @@ def _waiting_behind_own_prefix(
     ]
 
 
-def _spreading(
-    prompt_tokens: int, traffic: list[float], mean: float, fleet: Fleet, loads: Loads, config: CostConfig
-) -> list[float]:
-    """Recent traffic, plus a penalty for what exceeds a fair share of it."""
+def _spreading(traffic: list[float], mean: float, fleet: Fleet, loads: Loads, config: CostConfig) -> list[float]:
+    """Recent traffic, and up to one batch of what exceeds a fair share: long prompts stay where they are cached."""
     fair = config.tolerance * mean
-    least = fair + fleet.smallest_batch / TRAFFIC_UNIT
-    if max(traffic) <= least:
+    if max(traffic) <= fair + fleet.smallest_batch / TRAFFIC_UNIT:
         return traffic
     spreading = traffic[:]
-    for at in [at for at, recent in enumerate(traffic) if recent > least]:
+    for at, recent in enumerate(traffic):
         batch = fleet.batch_tokens[at]
-        lead = (traffic[at] - fair) * TRAFFIC_UNIT - batch
+        lead = (recent - fair) * TRAFFIC_UNIT - batch
         # A worker without requests has no lead: a lone long conversation must not wander.
         if lead > 0 and loads.requests[at]:
-            spreading[at] += 2 * lead / batch * prompt_tokens
+            spreading[at] += min(lead, batch)
     return spreading

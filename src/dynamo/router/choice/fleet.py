@@ -34,6 +34,7 @@ class Fleet:
         self._crowding: tuple[float, list[float]] = (0.0, [0.0] * len(self.workers))
         self._slots: tuple[Sequence[WorkerRank | None] | None, list[int] | None] = (None, None)
         self.smallest_batch = min(self.batch_tokens, default=0)
+        self.smallest_cache = min(self.total_blocks, default=0)
 
     def crowding(self, full: float) -> list[float]:
         """The cost of one block in use at each worker, where all its blocks in use cost `full`."""

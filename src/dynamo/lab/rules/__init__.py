@@ -1,0 +1,1 @@
+"""A scoreboard of router rules on recorded traffic: `dynamo rules`."""
