@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from sglang.srt.entrypoints.engine import Engine as StandIn
-from sglang.srt.managers.tokenizer_manager import REFUSED
+from sglang.srt.managers.scheduler import REFUSED
 
 from dynamo.engines.base import EngineError, RankLoad
 from dynamo.engines.registry import EngineSpec, make_engine

@@ -41,6 +41,12 @@ class ServerArgs:
     dist_init_addr: str | None = None
     kv_events_config: str | None = None
     enable_metrics: bool = False
+    enable_trace: bool = False
+    log_requests: bool = False
+    crash_dump_folder: str | None = None
+    enable_deterministic_inference: bool = False
+    constrained_json_whitespace_pattern: str | None = None
+    constrained_json_disable_any_whitespace: bool = False
     grammar_backend: str | None = None
     kv_cache_dtype: str = "auto"
     disaggregation_mode: str = "null"
