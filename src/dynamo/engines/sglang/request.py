@@ -47,7 +47,7 @@ class SglangRequest(StreamRequest):
         ids = step.output_ids[at]
         if self._plain and step.finished_reasons[at] is None:
             if ids:
-                self._sink.tokens(ids.tolist())
+                self._sink.tokens(list(ids))
             return
         self._push({"output_ids": list(ids), "meta_info": step_facts(step, at, scored=not self._plain)})
 

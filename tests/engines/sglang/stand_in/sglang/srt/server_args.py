@@ -41,6 +41,9 @@ class ServerArgs:
     dist_init_addr: str | None = None
     kv_events_config: str | None = None
     enable_metrics: bool = False
+    attention_backend: str | None = None
+    sampling_backend: str | None = None
+    disable_prefill_cuda_graph: bool = False
     enable_trace: bool = False
     log_requests: bool = False
     crash_dump_folder: str | None = None
