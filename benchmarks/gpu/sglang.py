@@ -15,12 +15,6 @@ and beside SGLang's server its detokenizer.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-# This file's folder would hide SGLang behind this file.
-sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
 import argparse
 import asyncio
 import importlib.util
@@ -29,13 +23,18 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+sys.path.pop(0)  # there this file would hide SGLang
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpu.compare import SHAPES, environment, load, say
 from gpu.measured import cpu, cpu_below, report, versions
@@ -271,7 +270,7 @@ class Answers:
 
     async def refusals(self) -> tuple[bool, dict[str, Any]]:
         """What would end the engine is the client's mistake."""
-        refused = {
+        refused: dict[str, dict[str, Any]] = {
             "min_p": {"prompt": "one", "min_p": 0.1, "temperature": 1.0},
             "seed and min_p": {"prompt": "one", "min_p": 0.1, "temperature": 1.0, "seed": 3},
             "unknown token": {"prompt": [4_000_000]},
@@ -313,14 +312,16 @@ def throughput(options: argparse.Namespace, place: Path) -> None:
     model = made_model(options, place)
     with ExitStack() as running:
         sides = [running.enter_context(Side(name, place / name, options, model)) for name in ("ours", "serve")]
+        took = 0.0
         for turn in range(options.rounds):
-            if turn and time.monotonic() + (time.monotonic() - begun) > options.until:
+            begun = time.monotonic()
+            if begun + took > options.until:
                 show(part="throughput", rounds=turn, error="no time was left for more")
                 break
-            begun = time.monotonic()
             for clients in options.counts:
                 for side in sides if turn % 2 == 0 else sides[::-1]:
                     side.measure(clients, turn)
+            took = time.monotonic() - begun
         show(part="throughput", medians=medians(sides, options.counts))
 
 

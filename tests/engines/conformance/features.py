@@ -117,7 +117,9 @@ FEATURES = {
         "killed: its streams fail, the worker leaves and ends with an error",
         "test_a_worker_whose_engine_is_killed_leaves_with_an_error", _ALL,
     ),
-    "parallel": Feature("several GPUs and nodes", "test_several_gpus_are_accepted_or_refused_by_name", _has("vllm", "sglang")),
+    "parallel": Feature(
+        "several GPUs and nodes", "test_several_gpus_are_accepted_or_refused_by_name", _has("vllm", "sglang")
+    ),
     "flags": Feature("unknown flags refused before anything loads", "test_an_unknown_flag_is_refused_at_once", _ALL),
 }  # fmt: skip
 

@@ -108,9 +108,9 @@ def test_what_this_worker_cannot_do_is_refused(fields: dict[str, Any]) -> None:
         arguments(**fields)
 
 
-def test_without_a_grammar_backend_guidance_is_refused_with_the_flag_to_give() -> None:
+def test_without_a_grammar_backend_guidance_is_refused_by_its_flag() -> None:
     request = PreprocessedRequest(token_ids=[1], sampling_options=SamplingOptions(guided_decoding={"regex": "a"}))
-    with pytest.raises(InvalidArgument, match="--grammar-backend"):
+    with pytest.raises(InvalidArgument, match="--grammar-backend none"):
         generate_arguments(request, "r", Limits(guided=False))
 
 

@@ -93,7 +93,8 @@ def sampling_params(request: PreprocessedRequest, limits: Limits = _NO_LIMITS) -
         params["stop_token_ids"] = ends
     if (wanted := guide("SGLang", sampling.guided_decoding, **limits.tags)) is not None:
         if not limits.guided:
-            raise InvalidArgument("guided decoding needs a worker started without --grammar-backend none and --skip-tokenizer-init")
+            started = "the worker was started with --grammar-backend none or --skip-tokenizer-init"
+            raise InvalidArgument(f"guided decoding is off: {started}")
         params |= {name: text for form, name in _GUIDES.items() if (text := getattr(wanted, form)) is not None}
     return params
 

@@ -25,7 +25,7 @@ class TokenizerManager:
         self.server_args = server_args
         self.port_args = port_args
         self.context_len = server_args.context_length or CONTEXT
-        self.model_config = SimpleNamespace(vocab_size=VOCABULARY)
+        self.model_config = SimpleNamespace(vocab_size=4 * VOCABULARY)
         self.event_loop: asyncio.AbstractEventLoop | None = None
         self.rid_to_state: dict[str, SimpleNamespace] = {}
         self.aborted: list[str] = []
