@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt (%(default)s)")
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer (%(default)s)")
     parser.add_argument("--only", default="", help="suite: tests whose names match this")
+    parser.add_argument("--flags", default="", help="further flags of SGLang, in one text: --flags='--page-size 1'")
     options = parser.parse_args()
     options.counts = [int(count) for count in options.clients.split(",")]
     options.limit = options.limit or {"suite": 280, "conformance": 200, "throughput": 420}[options.part]
@@ -112,6 +113,7 @@ def suite(options: argparse.Namespace, place: Path) -> None:
     environ = {
         **os.environ,
         "CONFORMANCE_ENGINE": options.stand_in or "sglang",
+        "CONFORMANCE_FLAGS": options.flags,
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
     }
     with log.open("wb") as out:
@@ -420,7 +422,7 @@ def made_model(options: argparse.Namespace, place: Path) -> Path:
 def flags(options: argparse.Namespace) -> list[str]:
     most = str(max(options.counts))
     room = ["--mem-fraction-static", "0.3", "--max-total-tokens", "262144"]
-    return [*FLAGS, *room, "--context-length", "2048", "--max-running-requests", most]
+    return [*FLAGS, *room, "--context-length", "2048", "--max-running-requests", most, *options.flags.split()]
 
 
 def worker(stack: Stack, options: argparse.Namespace, model: Path, *more: str) -> Child:

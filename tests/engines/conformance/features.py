@@ -146,9 +146,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "vllm": {"arguments": ["--kv-cache-memory-bytes", "64M"]},
     "sglang": {
         "arguments": [
-            "--attention-backend", "triton", "--sampling-backend", "pytorch", "--dtype", "float32",
+            "--attention-backend", "triton", "--sampling-backend", "pytorch",
             "--mem-fraction-static", "0.2", "--max-total-tokens", "32768", "--max-running-requests", "64",
             "--disable-prefill-cuda-graph", "--disable-decode-cuda-graph",
+            *os.environ.get("CONFORMANCE_FLAGS", "").split(),
         ],
     },
     "mocker": {"extra_engine_args": {"speedup_ratio": 10.0, "block_size": 16}},
