@@ -1,8 +1,8 @@
 """SGLang behind our worker: our conformance suite, answers over HTTP, and throughput beside SGLang's own server.
 
-    PYTHONPATH=SITE python benchmarks/gpu/sglang.py suite          # tests/engines/conformance; 4 minutes
+    PYTHONPATH=SITE python benchmarks/gpu/sglang.py suite          # tests/engines/conformance; 3 minutes
     PYTHONPATH=SITE python benchmarks/gpu/sglang.py conformance    # answers of a 0.5B shape over HTTP; 2 minutes
-    PYTHONPATH=SITE python benchmarks/gpu/sglang.py throughput     # 64 and 256 clients, 5 rounds in turns; 6 minutes
+    PYTHONPATH=SITE python benchmarks/gpu/sglang.py throughput     # 64 and 256 clients, 5 rounds in turns; 4 minutes
 
 SITE is a folder of unpacked wheels: SGLang's and ours. No weights are needed: the model has a real shape, random
 weights and a tokenizer made here. Each part prints lines of JSON and ends within `--limit` seconds. On a CPU
@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--shape", choices=SHAPES, default="0.5b")
-    parser.add_argument("--limit", type=float, help="seconds (suite 280, conformance 200, throughput 420)")
+    parser.add_argument("--limit", type=float, help="seconds (suite 210, conformance 110, throughput 270)")
     parser.add_argument("--patience", type=float, default=180, help="seconds for an engine to start (%(default)s)")
     parser.add_argument("--stand-in", choices=("mocker", "llamacpp"), help="an engine instead of SGLang")
     parser.add_argument("--clients", default="64,256", help="at once (%(default)s)")
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--flags", default="", help="further flags of SGLang, in one text: --flags='--page-size 1'")
     options = parser.parse_args()
     options.counts = [int(count) for count in options.clients.split(",")]
-    options.limit = options.limit or {"suite": 280, "conformance": 200, "throughput": 420}[options.part]
+    options.limit = options.limit or {"suite": 210, "conformance": 110, "throughput": 270}[options.part]
     options.until = time.monotonic() + options.limit
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
