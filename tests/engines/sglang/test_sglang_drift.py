@@ -168,11 +168,11 @@ def test_the_steps_of_the_scheduler_can_be_read(known: zipfile.ZipFile) -> None:
 
 def test_sampling_parameters_have_the_names_that_are_sent(known: zipfile.ZipFile) -> None:
     params = definition(known, "sglang/srt/sampling/sampling_params.py", "SamplingParams")
-    known = {
+    names = {
         node.target.id for node in params.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
     sent = {"max_new_tokens", "min_new_tokens", "top_k", "sampling_seed", "logit_bias", "ignore_eos", "stop_token_ids"}
-    assert sent | set(_AS_THEY_ARE) | set(_GUIDES.values()) <= known
+    assert sent | set(_AS_THEY_ARE) | set(_GUIDES.values()) <= names
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,8 @@ class Scheduler:
     def _scores(running: Running | None, new: list[int]) -> dict[str, list[Any]]:
         """Of the prompt only once, with the first token."""
         asked = running is not None and running.obj.return_logprob
-        once = asked and running.given == 1 and running.obj.logprob_start_len == 0
-        prompt = running.obj.input_ids if once else []
+        once = running is not None and asked and running.given == 1 and running.obj.logprob_start_len == 0
+        prompt = running.obj.input_ids if running is not None and once else []
         found: dict[str, list[Any]] = {}
         for side, tokens in (("input", prompt), ("output", new if asked else [])):
             first = side == "input"
