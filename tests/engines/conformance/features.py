@@ -7,6 +7,7 @@ OpenAI calls best effort: it may be accepted without effect if the log says so.
 from __future__ import annotations
 
 import importlib.util
+import os
 from enum import StrEnum
 from typing import Any
 
@@ -30,15 +31,17 @@ class Feature(Struct, frozen=True):
 
 
 ENGINES = ("mistralrs", "vllm", "llamacpp", "mocker", "echo_core")
-MODELS = ("mistralrs", "vllm", "llamacpp")
+ON_A_GPU = ("sglang",)
+"""Tested by `benchmarks/gpu/sglang.py suite` alone, which names them in CONFORMANCE_ENGINE."""
+MODELS = ("mistralrs", "vllm", "llamacpp", "sglang")
 """They compute with the weights."""
 
 
 def _has(*engines: str, other: Has = Has.REFUSED, **more: Has) -> dict[str, Has]:
-    return {name: more.get(name, Has.YES if name in engines else other) for name in ENGINES}
+    return {name: more.get(name, Has.YES if name in engines else other) for name in (*ENGINES, *ON_A_GPU)}
 
 
-_ALL = _has(*ENGINES)
+_ALL = _has(*ENGINES, *ON_A_GPU)
 FEATURES = {
     "greedy": Feature(
         "the model's greedy answers, equal in all engines", "test_greedy_answers_are_those_of_every_other_engine",
@@ -59,11 +62,11 @@ FEATURES = {
     ),
     "seed": Feature(
         "`seed`", "test_a_seed_repeats_an_answer_or_is_logged_as_without_effect",
-        _has("vllm", "llamacpp", "mocker", mistralrs=Has.LOGGED, echo_core=Has.NONE),
+        _has("vllm", "llamacpp", "mocker", mistralrs=Has.LOGGED, sglang=Has.LOGGED, echo_core=Has.NONE),
     ),
     "logprobs": Feature("`logprobs`", "test_log_probabilities_belong_to_their_tokens", _has(*MODELS, "mocker")),
     "prompt_logprobs": Feature(
-        "`prompt_logprobs`", "test_a_prompt_has_log_probabilities_too", _has("llamacpp", "vllm", "mocker")
+        "`prompt_logprobs`", "test_a_prompt_has_log_probabilities_too", _has("llamacpp", "vllm", "mocker", "sglang")
     ),
     "guided": Feature(
         "guided decoding: JSON, regex, choice, grammar, tool calls", "test_100_of_100_guided_answers_are_valid",
@@ -71,10 +74,10 @@ FEATURES = {
     ),
     "resumed": Feature(
         "guided decoding: continues what another worker began",
-        "test_an_answer_that_another_worker_began_is_continued", _has(*MODELS, other=Has.NONE),
+        "test_an_answer_that_another_worker_began_is_continued", _has(*MODELS, other=Has.NONE, sglang=Has.NONE),
     ),
     "structural_tag": Feature(
-        "guided decoding: structural tags", "test_a_structural_tag_is_followed_or_refused", _has("vllm")
+        "guided decoding: structural tags", "test_a_structural_tag_is_followed_or_refused", _has("vllm", "sglang")
     ),
     "beam_search": Feature("beam search, `best_of`", "test_what_an_engine_lacks_it_refuses_by_name", _has()),
     "lora": Feature("LoRA adapters", "test_what_an_engine_lacks_it_refuses_by_name", _has("mocker", vllm=Has.LOADED)),
@@ -85,38 +88,46 @@ FEATURES = {
     "abort": Feature("cancellation frees everything", "test_aborted_requests_free_everything", _ALL),
     "cached": Feature(
         "`cached_tokens` in the usage; `cache_salt`", "test_a_repeated_prefix_is_served_from_the_cache",
-        _has("vllm", "llamacpp", "mocker", other=Has.NONE),
+        _has("vllm", "llamacpp", "mocker", "sglang", other=Has.NONE),
     ),
     "kv_events": Feature(
-        "KV events", "test_it_declares_what_the_table_says", _has("vllm", "llamacpp", "mocker", other=Has.NONE)
+        "KV events", "test_it_declares_what_the_table_says",
+        _has("vllm", "llamacpp", "mocker", "sglang", other=Has.NONE),
     ),
-    "load": Feature("load", "test_it_declares_what_the_table_says", _has("vllm", "llamacpp", "mocker", other=Has.NONE)),
+    "load": Feature(
+        "load", "test_it_declares_what_the_table_says", _has("vllm", "llamacpp", "mocker", "sglang", other=Has.NONE)
+    ),
     "steps": Feature(
         "[recorded steps](operations.md#recorded-steps)", "test_it_declares_what_the_table_says",
         _has("vllm", "llamacpp", "mocker", other=Has.NONE),
     ),
     "clear_cache": Feature(
-        "`POST /clear_kv_blocks`", "test_the_cache_can_be_emptied", _has("vllm", "llamacpp", "mocker", other=Has.NONE)
+        "`POST /clear_kv_blocks`", "test_the_cache_can_be_emptied",
+        _has("vllm", "llamacpp", "mocker", "sglang", other=Has.NONE),
     ),
     "metrics": Feature(
         "Prometheus metrics of its own", "test_it_declares_what_the_table_says",
-        _has("vllm", "llamacpp", other=Has.NONE),
+        _has("vllm", "llamacpp", "sglang", other=Has.NONE),
     ),
     "death": Feature(
         "reports its death while the worker lives", "test_it_declares_what_the_table_says",
-        _has("vllm", "llamacpp", other=Has.NONE),
+        _has("vllm", "llamacpp", "sglang", other=Has.NONE),
     ),
     "killed": Feature(
         "killed: its streams fail, the worker leaves and ends with an error",
         "test_a_worker_whose_engine_is_killed_leaves_with_an_error", _ALL,
     ),
-    "parallel": Feature("several GPUs and nodes", "test_several_gpus_are_accepted_or_refused_by_name", _has("vllm")),
+    "parallel": Feature(
+        "several GPUs and nodes", "test_several_gpus_are_accepted_or_refused_by_name", _has("vllm", "sglang")
+    ),
     "flags": Feature("unknown flags refused before anything loads", "test_an_unknown_flag_is_refused_at_once", _ALL),
 }  # fmt: skip
 
 
 def engines_here() -> tuple[str, ...]:
     """An interpreter that has vLLM tests vLLM: the other engines are tested by the one of `make test`."""
+    if named := os.environ.get("CONFORMANCE_ENGINE"):
+        return (named,)
     found = importlib.util.find_spec("vllm")
     if found is not None and found.origin is not None:  # a folder of tests of that name is not vLLM
         return ("vllm",)
@@ -133,7 +144,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mistralrs": {"extra_engine_args": {"dtype": "f32"}},
     "llamacpp": {"extra_engine_args": {"n_threads": 1, "cache_type": "f32"}},
     "vllm": {"arguments": ["--kv-cache-memory-bytes", "64M"]},
+    "sglang": {
+        "arguments": [
+            "--attention-backend", "triton", "--sampling-backend", "pytorch",
+            "--mem-fraction-static", "0.2", "--max-total-tokens", "32768", "--max-running-requests", "64",
+            "--disable-prefill-cuda-graph", "--disable-decode-cuda-graph",
+            *os.environ.get("CONFORMANCE_FLAGS", "").split(),
+        ],
+    },
     "mocker": {"extra_engine_args": {"speedup_ratio": 10.0, "block_size": 16}},
     "echo_core": {"environ": {"DYN_TOKEN_ECHO_DELAY_MS": "1"}},
-}
+}  # fmt: skip
 """What makes answers independent of the batch they are computed in, and tests quick."""

@@ -148,10 +148,10 @@ def alive(pid: int) -> bool:
 
 
 def engine_process(name: str, worker: int) -> int:
-    """vLLM's engine is a process of its own, that of others the worker's."""
-    if name != "vllm":
+    """The engines of vLLM and SGLang are processes of their own, that of others the worker's."""
+    if (title := {"vllm": "EngineCore", "sglang": "sglang::scheduler"}.get(name)) is None:
         return worker
-    return next(pid for pid, command in family(worker).items() if "EngineCore" in command)
+    return next(pid for pid, command in family(worker).items() if title in command)
 
 
 @pytest.mark.parametrize("name", engines_here())

@@ -27,7 +27,7 @@ def test_the_model_and_its_name_come_from_dynamo() -> None:
     made = arguments()
     assert (made.model_path, made.served_model_name) == (str(FOLDER), "served")
     assert made.incremental_streaming_output
-    assert made.skip_tokenizer_init
+    assert not made.skip_tokenizer_init
     assert made.page_size == 16
 
 
@@ -66,9 +66,15 @@ def test_flags_of_dynamo_become_those_of_sglang() -> None:
     assert (made.nnodes, made.node_rank, made.dist_init_addr) == (2, 1, "10.1.2.3:6539")
 
 
-def test_a_grammar_backend_keeps_the_tokenizer_it_needs() -> None:
+def test_guided_decoding_is_on_unless_it_is_switched_off() -> None:
     assert not arguments("--grammar-backend", "xgrammar").skip_tokenizer_init
     assert arguments("--grammar-backend", "none").skip_tokenizer_init
+    assert arguments("--skip-tokenizer-init").skip_tokenizer_init
+
+
+def test_guided_json_has_no_whitespace_unless_a_pattern_is_given() -> None:
+    assert arguments().constrained_json_disable_any_whitespace
+    assert not arguments("--constrained-json-whitespace-pattern", " ?").constrained_json_disable_any_whitespace
 
 
 @pytest.mark.parametrize(

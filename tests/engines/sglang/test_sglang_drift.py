@@ -19,16 +19,26 @@ from sglang.srt.server_args import ALIASES, ServerArgs
 
 from dynamo.engines.sglang import KNOWN, NAMES
 from dynamo.engines.sglang.options import _AS_THEY_ARE, _GUIDES
+from dynamo.engines.sglang.steps import READ
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("sglang")
+    """The newest version."""
+    return fetched(tmp_path_factory.mktemp("sglang"), KNOWN[-1])
+
+
+@pytest.fixture(scope="session", params=KNOWN)
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    return fetched(tmp_path_factory.mktemp("sglang"), request.param)
+
+
+def fetched(folder: Path, version: str) -> zipfile.ZipFile:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
                "--python-version=3.11", "--platform=manylinux_2_34_x86_64", f"--dest={folder}",
-               f"sglang=={KNOWN[-1]}"]  # fmt: skip
+               f"sglang=={version}"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"SGLang's wheel cannot be downloaded: {done.stderr.strip().splitlines()[-1]}")
@@ -118,25 +128,51 @@ def test_the_arguments_have_the_published_names_and_defaults(wheel: zipfile.ZipF
             assert f"'{alias}'" in declared
 
 
-def test_sglang_has_every_name_that_the_engine_checks_for(wheel: zipfile.ZipFile) -> None:
+def test_sglang_has_every_name_that_the_engine_checks_for(known: zipfile.ZipFile) -> None:
     everything = {**dict.fromkeys((ENGINE, MANAGER, CONTROL, "sglang/srt/server_args.py"))}
     defined = {
         node.name
         for path in everything
-        for node in ast.walk(tree(wheel, path))
+        for node in ast.walk(tree(known, path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     }
     for name in NAMES:
         assert set(name.partition(":")[2].split(".")) <= defined
 
 
-def test_sampling_parameters_have_the_names_that_are_sent(wheel: zipfile.ZipFile) -> None:
-    params = definition(wheel, "sglang/srt/sampling/sampling_params.py", "SamplingParams")
-    known = {
+def test_the_steps_of_the_scheduler_can_be_read(known: zipfile.ZipFile) -> None:
+    """They come to the address of the detokenizer, which a subclass leaves out, and pass one method of the manager."""
+    path = "sglang/srt/managers/io_struct.py"
+    fields = {
+        node.target.id
+        for owner in ("BaseBatchReq", "BatchTokenIDOutput")
+        for node in definition(known, path, owner).body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    assert fields >= READ
+    launch = method(known, ENGINE, "Engine", "_launch_detokenizer_subprocesses")
+    assert [name for name, _ in parameters(launch)] == [
+        "cls", "server_args", "port_args", "run_detokenizer_process_func",
+    ]  # fmt: skip
+    engine, manager = known.read(ENGINE).decode(), known.read(MANAGER).decode()
+    channels = known.read("sglang/srt/managers/scheduler_components/ipc_channels.py").decode()
+    streamer = known.read("sglang/srt/managers/scheduler_components/output_streamer.py").decode()
+    assert "cls._launch_detokenizer_subprocesses(" in engine
+    assert "init_tokenizer_manager_func=self.init_tokenizer_manager_func" in engine
+    assert "zmq.PULL, port_args.tokenizer_ipc_name, True" in manager
+    assert "self.recv_from_detokenizer = get_zmq_socket(" in manager
+    assert "await self._handle_batch_output(recv_obj)" in manager
+    assert "zmq.PUSH, port_args.detokenizer_ipc_name, False" in channels
+    assert "self.output_ids.append(output_ids_[send_token_offset:])" in streamer
+
+
+def test_sampling_parameters_have_the_names_that_are_sent(known: zipfile.ZipFile) -> None:
+    params = definition(known, "sglang/srt/sampling/sampling_params.py", "SamplingParams")
+    names = {
         node.target.id for node in params.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
     sent = {"max_new_tokens", "min_new_tokens", "top_k", "sampling_seed", "logit_bias", "ignore_eos", "stop_token_ids"}
-    assert sent | set(_AS_THEY_ARE) | set(_GUIDES.values()) <= known
+    assert sent | set(_AS_THEY_ARE) | set(_GUIDES.values()) <= names
 
 
 @pytest.mark.parametrize(
@@ -159,16 +195,16 @@ def test_records_have_the_fields_that_are_read(wheel: zipfile.ZipFile, path: str
     }
 
 
-def test_answers_have_the_keys_that_are_read(wheel: zipfile.ZipFile) -> None:
+def test_answers_have_the_keys_that_are_read(known: zipfile.ZipFile) -> None:
     keys = {
         "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "output_ids", "meta_info",
         "output_token_logprobs", "output_top_logprobs", "input_token_logprobs", "input_top_logprobs",
     }  # fmt: skip
-    texts = {node.value for node in ast.walk(tree(wheel, MANAGER)) if isinstance(node, ast.Constant)}
+    texts = {node.value for node in ast.walk(tree(known, MANAGER)) if isinstance(node, ast.Constant)}
     assert keys <= texts
     reasons = {
         node.value
-        for node in ast.walk(tree(wheel, "sglang/srt/managers/schedule_batch.py"))
+        for node in ast.walk(tree(known, "sglang/srt/managers/schedule_batch.py"))
         if isinstance(node, ast.Constant)
     }
     assert {"type", "stop", "length", "abort", "matched", "message", "status_code"} <= reasons

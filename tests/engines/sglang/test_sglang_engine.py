@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from sglang.srt.entrypoints.engine import Engine as StandIn
-from sglang.srt.managers.tokenizer_manager import REFUSED
+from sglang.srt.managers.scheduler import REFUSED
 
 from dynamo.engines.base import EngineError, RankLoad
 from dynamo.engines.registry import EngineSpec, make_engine
@@ -20,7 +21,7 @@ from dynamo.kv.hashing import prompt_hashes
 from dynamo.kv.messages import Tier
 from dynamo.model import LocalModel, bundled
 from dynamo.process.threads import in_thread
-from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, StopConditions
+from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from dynamo.worker import serve_engine
@@ -94,6 +95,48 @@ async def test_many_requests_run_side_by_side(engine: Any) -> None:
     answers = await asyncio.gather(*[answer(engine, request(start, tokens=9)) for start in range(100, 132)])
     assert [sink.ids for sink in answers] == [list(range(start + 1, start + 10)) for start in range(100, 132)]
     await until(engine.quiet)
+
+
+async def test_no_token_passes_the_tokenizer_manager_unless_it_has_to_see_every_output(make: Make) -> None:
+    for flags, passed in (((), False), (("--skip-tokenizer-init",), False), (("--log-requests",), True)):
+        engine = make(*flags)
+        await engine.start()
+        manager = StandIn.started[-1].tokenizer_manager
+        seen: list[Any] = []
+        generate = manager.generate_request
+
+        async def chunks(*asked: Any, generate: Any = generate, seen: list[Any] = seen) -> AsyncIterator[Any]:
+            async with contextlib.aclosing(generate(*asked)) as given:
+                async for chunk in given:
+                    seen.append(chunk)
+                    yield chunk
+
+        manager.generate_request = chunks
+        shown = OutputOptions(logprobs=2, prompt_logprobs=1)
+        answers = [await answer(engine, request(5, 6, output_options=each)) for each in (OutputOptions(), shown)]
+        assert [sink.ids for sink in answers] == [[7, 8, 9, 10]] * 2
+        first = answers[1].items[0]
+        assert [row and row[0].token_id for row in first.prompt_logprobs] == [None, 6]
+        assert [len(item.top_logprobs[0]) for item in answers[1].items] == [2] * 4
+        assert bool(seen) is passed
+        await until(engine.quiet)
+        assert not manager.rid_to_state
+
+
+async def test_a_seed_that_has_no_effect_is_logged_once(engine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        await answer(engine, request(1, sampling_options=SamplingOptions(seed=3)))
+    assert [record.message for record in caplog.records if "seeds" in record.message] == [
+        "SGLang has seeds only with --enable-deterministic-inference: here they have no effect"
+    ]
+
+
+async def test_a_deterministic_engine_refuses_what_it_would_die_of(make: Make) -> None:
+    engine = make("--enable-deterministic-inference")
+    await engine.start()
+    sink = await answer(engine, request(1, sampling_options=SamplingOptions(min_p=0.5)))
+    assert isinstance(sink.error, InvalidArgument)
 
 
 async def test_log_probabilities_come_with_their_tokens(engine: Any) -> None:

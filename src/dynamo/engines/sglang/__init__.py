@@ -1,4 +1,4 @@
-"""SGLang, which a user installs beside this package. Written after its published API; not run by this project."""
+"""SGLang, which a user installs beside this package."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from dynamo.engines.base import Engine
 from dynamo.engines.registry import EngineSpec, check_names
 
-KNOWN = ("0.5.23",)
-"""Versions whose source this was written after."""
+KNOWN = ("0.5.17", "0.5.23")
+"""The oldest and the newest version whose source this was written after."""
 NAMES = (
     "sglang.srt.server_args:ServerArgs.add_cli_args",
     "sglang.srt.server_args:ServerArgs.from_cli_args",
-    "sglang.srt.server_args:ServerArgs.resolved_dict",
     "sglang.srt.entrypoints.engine:Engine.async_generate",
     "sglang.srt.entrypoints.engine:Engine.get_all_child_pids",
     "sglang.srt.entrypoints.engine:Engine.shutdown",
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.abort_request",
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.auto_create_handle_loop",
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.flush_cache",
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.get_loads",
 )
 

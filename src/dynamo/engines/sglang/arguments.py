@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -60,6 +61,12 @@ def server_arguments(spec: EngineSpec, *, sockets: Path) -> Any:
     return args
 
 
+def resolved(args: Any) -> dict[str, Any]:
+    """What SGLang made of its arguments when it started; up to 0.5.18 it writes that into the fields themselves."""
+    made: dict[str, Any] = args.resolved_dict() if hasattr(args, "resolved_dict") else dataclasses.asdict(args)
+    return made
+
+
 class _SglangParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise EngineError(f"SGLang: {message}")
@@ -100,7 +107,13 @@ def _from_flags(spec: EngineSpec) -> dict[str, Any]:
 
 
 def _defaults(spec: EngineSpec, sockets: Path) -> dict[str, Any]:
-    defaults = {**_FIXED, "page_size": PAGE_TOKENS, "served_model_name": spec.model_name or None}
+    defaults = {
+        **_FIXED,
+        "page_size": PAGE_TOKENS,
+        "served_model_name": spec.model_name or None,
+        # Otherwise a small model may write any amount of whitespace into guided JSON.
+        "constrained_json_disable_any_whitespace": True,
+    }
     if spec.model_config is not None:
         defaults["tokenizer_path"] = str(spec.model_config.path)
     if spec.kv_events:
@@ -122,5 +135,7 @@ def _complete(parsed: argparse.Namespace) -> None:
         parsed.kv_events_config = None
     if parsed.disaggregation_mode == "agg":  # ai-dynamo's name
         parsed.disaggregation_mode = "null"
+    if parsed.constrained_json_whitespace_pattern:
+        parsed.constrained_json_disable_any_whitespace = False
     # SGLang compiles grammars with its tokenizer, and needs it for nothing else.
-    parsed.skip_tokenizer_init = parsed.skip_tokenizer_init or parsed.grammar_backend in (None, "none")
+    parsed.skip_tokenizer_init = parsed.skip_tokenizer_init or parsed.grammar_backend == "none"

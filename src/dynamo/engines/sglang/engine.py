@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import inspect
 import json
 import logging
 import time
@@ -15,10 +17,12 @@ from prometheus_client import REGISTRY, CollectorRegistry, Metric, multiprocess
 
 from dynamo.engines.base import EngineError, EngineInfo, KvSocket, LoadListener, RankLoad
 from dynamo.engines.owner_thread import OwnerThread
+from dynamo.engines.sglang.arguments import resolved
 from dynamo.engines.sglang.handoff import ROLES, health_check, transfer_form
-from dynamo.engines.sglang.options import generate_arguments
+from dynamo.engines.sglang.options import Limits, generate_arguments
 from dynamo.engines.sglang.processes import DeathWatch, load, start_handle_loop
 from dynamo.engines.sglang.request import SglangRequest
+from dynamo.engines.sglang.steps import Steps
 from dynamo.engines.stream_engine import StreamEngine
 from dynamo.engines.stream_request import StreamRequest, first_line
 from dynamo.protocols.card import WorkerType
@@ -48,6 +52,7 @@ class SglangEngine(StreamEngine):
         self._sockets = sockets
         self._watch = DeathWatch(self._died)
         self._load_reports: asyncio.Task[None] | None = None
+        self._seed_logged = False
 
     async def start(self) -> EngineInfo:
         begun = time.perf_counter()
@@ -56,34 +61,42 @@ class SglangEngine(StreamEngine):
             llm = await self._owner.start()
         except Exception as error:
             raise EngineError(f"SGLang could not start: {first_line(error)}") from error
-        start_handle_loop(llm.tokenizer_manager)
         self._llm = llm
         # What SGLang made of the arguments: its attention backends may need pages of another size.
-        resolved = llm.server_args.resolved_dict()
-        self._page_size = int(resolved["page_size"])
-        self._kv_events = json.loads(resolved.get("kv_events_config") or "{}")
-        self._ranks = max(int(resolved["dp_size"]), int(resolved.get("attn_dp_size") or 1))
-        self._guided = not resolved["skip_tokenizer_init"]
+        made = resolved(llm.server_args)
+        self._steps = Steps(llm.tokenizer_manager, made)
+        start_handle_loop(llm.tokenizer_manager)
+        self._page_size = int(made["page_size"])
+        self._kv_events = json.loads(made.get("kv_events_config") or "{}")
+        self._ranks = max(int(made["dp_size"]), int(made.get("attn_dp_size") or 1))
+        self._limits = Limits(
+            ranks=self._ranks,
+            guided=not made["skip_tokenizer_init"] and made["grammar_backend"] != "none",
+            salts="cache_salt" in inspect.signature(llm.async_generate).parameters,
+            seeded=bool(made["enable_deterministic_inference"]),
+            vocabulary=llm.tokenizer_manager.model_config.vocab_size,
+            tags=_tags(),
+        )
         tokens = _cache_tokens(llm)
         log.info("SGLang is ready after %.1f s: KV cache of %s tokens", time.perf_counter() - begun, tokens)
         return EngineInfo(
             context_length=llm.tokenizer_manager.context_len,
             kv_cache_block_size=self._page_size,
             total_kv_blocks=tokens // self._page_size if tokens else None,
-            max_num_seqs=resolved.get("max_running_requests"),
-            max_num_batched_tokens=resolved.get("max_prefill_tokens"),
+            max_num_seqs=made.get("max_running_requests"),
+            max_num_batched_tokens=made.get("max_prefill_tokens"),
             data_parallel_size=self._ranks,
-            guided_decoding=self._guided,
+            guided_decoding=self._limits.guided,
             worker_type=self._role,
             computes_prompts=self._role is not WorkerType.Decode,
-            bootstrap=(self._host, int(resolved["disaggregation_bootstrap_port"]))
+            bootstrap=(self._host, int(made["disaggregation_bootstrap_port"]))
             if self._role is WorkerType.Prefill
             else None,
         )
 
     @property
     def transfer(self) -> str:
-        return transfer_form(self._llm.server_args.resolved_dict())
+        return transfer_form(resolved(self._llm.server_args))
 
     def prefilling(self, request: PreprocessedRequest) -> PreprocessedRequest:
         if request.bootstrap_info is None:
@@ -109,16 +122,25 @@ class SglangEngine(StreamEngine):
             error = Unavailable(f"SGLang as a {self._role.value} worker answers nothing without its other half")
         else:
             try:
-                arguments = generate_arguments(request, rid, ranks=self._ranks, guided=self._guided)
+                arguments = generate_arguments(request, rid, self._limits)
             except Exception as refused:
                 error = from_exception(refused)
-        running = SglangRequest(request, sink, self._requests.discard, self._llm, arguments)
+        running = SglangRequest(request, sink, self._forget, self._llm, arguments)
         if error is not None:
             running.fail(error)
-        else:
-            self._requests.add(running)
-            running.start()
+            return running
+        if request.sampling_options.seed is not None and not self._limits.seeded and not self._seed_logged:
+            self._seed_logged = True
+            log.info("SGLang has seeds only with --enable-deterministic-inference: here they have no effect")
+        self._requests.add(running)
+        self._steps.add(running)
+        running.start()
         return running
+
+    def _forget(self, running: StreamRequest) -> None:
+        self._requests.discard(running)
+        assert isinstance(running, SglangRequest)
+        self._steps.forget(running)
 
     async def _release(self) -> None:
         self._watch.close()
@@ -127,6 +149,7 @@ class SglangEngine(StreamEngine):
             await asyncio.gather(self._load_reports, return_exceptions=True)
         await super()._release()
         self._watch.release_signal()
+        gc.unfreeze()  # native modules report frozen objects as leaks when the process ends
         self._sockets.cleanup()
 
     def kv_sockets(self) -> list[KvSocket]:
@@ -188,6 +211,18 @@ class SglangMetrics:
     def collect(self) -> Iterator[Metric]:
         for registry in (self._processes, REGISTRY):
             yield from (metric for metric in registry.collect() if metric.name.startswith("sglang"))
+
+
+def _tags() -> dict[str, bool]:
+    """What the installed xgrammar can do with tool calls."""
+    try:
+        from xgrammar import structural_tag
+    except ImportError:  # another grammar backend
+        return {}
+    return {
+        "counts": hasattr(structural_tag, "RepeatFormat"),
+        "short_whitespace": "max_whitespace_cnt" in structural_tag.JSONSchemaFormat.model_fields,
+    }
 
 
 def _cache_tokens(llm: Any) -> int:

@@ -1,8 +1,12 @@
-"""Pure functions that turn the `meta_info` of SGLang's chunks into the parts of an `EngineOutput`."""
+"""Pure functions that turn the `meta_info` of SGLang's chunks into the parts of an `EngineOutput`.
+
+A step of its scheduler is read into the same `meta_info`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 from dynamo.protocols.engine import EngineOutput, TopLogprob
@@ -31,6 +35,34 @@ def finish_reason(reason: dict[str, Any]) -> tuple[str, str | int | None]:
     if kind in ("length", "abort"):
         return "length" if kind == "length" else "cancelled", None
     return f"error: SGLang ended with {kind}", None
+
+
+def step_facts(step: Any, at: int, *, scored: bool) -> dict[str, Any]:
+    """The `meta_info` of one request in a `BatchTokenIDOutput`; `scored`: with log probabilities."""
+    facts: dict[str, Any] = {
+        "finish_reason": step.finished_reasons[at],
+        "prompt_tokens": step.prompt_tokens[at],
+        "completion_tokens": step.completion_tokens[at],
+        "cached_tokens": step.cached_tokens[at],
+    }
+    if scored:
+        for side in ("input", "output"):
+            facts[f"{side}_token_logprobs"] = _pairs(
+                _of(step, f"{side}_token_logprobs_val", at), _of(step, f"{side}_token_logprobs_idx", at)
+            )
+            values, ids = _of(step, f"{side}_top_logprobs_val", at), _of(step, f"{side}_top_logprobs_idx", at)
+            facts[f"{side}_top_logprobs"] = [_pairs(*each) for each in zip(values, ids, strict=True)]
+    return facts
+
+
+def _of(step: Any, name: str, at: int) -> Sequence[Any]:
+    """A step without any of these has None or an empty list for all its requests."""
+    column = getattr(step, name)
+    return (column[at] or ()) if column else ()
+
+
+def _pairs(values: Sequence[float] | None, ids: Sequence[int] | None) -> list[Scored]:
+    return [*zip(values or (), ids or (), repeat(None))]
 
 
 def sampled(output: EngineOutput, facts: dict[str, Any], shown: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sglang.srt.entrypoints.engine import Engine
+
+from dynamo.engines.sglang.steps import are_readable
 
 
 class DeathWatch:
@@ -65,10 +68,29 @@ class DeathWatch:
             self._loop.remove_signal_handler(signal.SIGQUIT)
 
 
+class UndetokenizedEngine(Engine):  # type: ignore[misc]
+    """SGLang without its detokenizer: the outputs of its scheduler come to this process as they are."""
+
+    @staticmethod
+    def init_tokenizer_manager_func(server_args: Any, port_args: Any) -> Any:
+        made = Engine.init_tokenizer_manager_func(server_args, port_args)
+        # A scheduler with a tokenizer sends its outputs to the detokenizer.
+        made[0].recv_from_detokenizer.bind(port_args.detokenizer_ipc_name)
+        return made
+
+    @classmethod
+    def _launch_detokenizer_subprocesses(cls, *_: Any, **__: Any) -> tuple[list[Any], list[str]]:
+        return [], []
+
+
 def load(args: Any) -> Any:
     """Start SGLang's processes and wait until they have loaded the model; blocks for minutes."""
     with keeping_logs():
-        return Engine(server_args=args)
+        llm = (UndetokenizedEngine if are_readable() else Engine)(server_args=args)
+    # What was imported stays: without this a full collection stops all streams for a tenth of a second or more.
+    gc.collect()
+    gc.freeze()
+    return llm
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from dynamo.engines.sglang.outputs import finish_reason, prompt_logprobs, refusal, sampled
+from dynamo.engines.sglang.outputs import finish_reason, prompt_logprobs, refusal, sampled, step_facts
 from dynamo.engines.stream_request import StreamRequest, usage
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException, from_exception
@@ -37,6 +37,24 @@ class SglangRequest(StreamRequest):
                 self._push(chunk)
                 if self.ended:
                     return
+
+    @property
+    def rid(self) -> str:
+        return str(self._arguments["rid"])
+
+    def step(self, step: Any, at: int) -> None:
+        """Push what a step of the scheduler has for this request, which is number `at` in it."""
+        ids = step.output_ids[at]
+        if self._plain and step.finished_reasons[at] is None:
+            if ids:
+                self._sink.tokens(list(ids))
+            return
+        self._push({"output_ids": list(ids), "meta_info": step_facts(step, at, scored=not self._plain)})
+
+    def rest(self) -> None:
+        """End the task that waits for the end of the answer, which has come."""
+        if self._task is not None:
+            self._task.cancel()
 
     def _push(self, chunk: dict[str, Any]) -> None:
         """`chunk` holds new tokens only."""

@@ -41,6 +41,16 @@ class ServerArgs:
     dist_init_addr: str | None = None
     kv_events_config: str | None = None
     enable_metrics: bool = False
+    attention_backend: str | None = None
+    sampling_backend: str | None = None
+    mem_fraction_static: float | None = None
+    disable_prefill_cuda_graph: bool = False
+    enable_trace: bool = False
+    log_requests: bool = False
+    crash_dump_folder: str | None = None
+    enable_deterministic_inference: bool = False
+    constrained_json_whitespace_pattern: str | None = None
+    constrained_json_disable_any_whitespace: bool = False
     grammar_backend: str | None = None
     kv_cache_dtype: str = "auto"
     disaggregation_mode: str = "null"
@@ -57,7 +67,9 @@ class ServerArgs:
             if field.default is False:
                 parser.add_argument(*names, dest=field.name, action="store_true")
                 continue
-            kind = int if field.name in INTEGERS or isinstance(field.default, int) else str
+            kind: Any = int if field.name in INTEGERS or isinstance(field.default, int) else str
+            if field.name == "mem_fraction_static":
+                kind = float
             required = field.default is dataclasses.MISSING
             default = None if required else field.default
             parser.add_argument(*names, dest=field.name, type=kind, default=default, required=required)

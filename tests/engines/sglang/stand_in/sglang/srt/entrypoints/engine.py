@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
+import tempfile
 import threading
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -12,7 +13,13 @@ from typing import Any
 from sglang.srt.managers.tokenizer_manager import CACHE_TOKENS, TokenizerManager
 
 
+def init_tokenizer_manager(server_args: Any, port_args: Any) -> tuple[TokenizerManager, None]:
+    return TokenizerManager(server_args, port_args), None
+
+
 class Engine:
+    init_tokenizer_manager_func = staticmethod(init_tokenizer_manager)
+    run_detokenizer_process_func = staticmethod(lambda *_: None)
     started: list[Engine] = []  # noqa: RUF012
     fails: str | None = None
 
@@ -27,10 +34,23 @@ class Engine:
         if self.server_args.node_rank:
             self.processes.append(subprocess.Popen(["sleep", "1000"]))
         else:
-            self.tokenizer_manager = TokenizerManager(self.server_args, None)
+            self._sockets = tempfile.TemporaryDirectory(prefix="stand-in-")
+            names = {name: f"ipc://{self._sockets.name}/{name}" for name in ("tokenizer", "detokenizer")}
+            ports = SimpleNamespace(**{f"{name}_ipc_name": address for name, address in names.items()})
+            self._launch_detokenizer_subprocesses(
+                server_args=self.server_args, port_args=ports,
+                run_detokenizer_process_func=self.run_detokenizer_process_func,
+            )  # fmt: skip
+            self.tokenizer_manager, _ = self.init_tokenizer_manager_func(self.server_args, ports)
         self._scheduler_init_result = SimpleNamespace(scheduler_infos=[{"max_total_num_tokens": CACHE_TOKENS}])
         self.was_shut_down = False
         Engine.started.append(self)
+
+    @classmethod
+    def _launch_detokenizer_subprocesses(
+        cls, server_args: Any, port_args: Any, run_detokenizer_process_func: Any
+    ) -> tuple[list[Any], list[str]]:
+        raise NotImplementedError("the stand-in has no detokenizer")
 
     def get_all_child_pids(self) -> list[int]:
         return [process.pid for process in self.processes]
@@ -83,4 +103,5 @@ class Engine:
             process.kill()
             process.wait()
         if self.tokenizer_manager is not None:
-            self.tokenizer_manager.events.close()
+            self.tokenizer_manager.close()
+            self._sockets.cleanup()
