@@ -9,8 +9,7 @@ import pytest_asyncio
 
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.engines.registry import EngineSpec
-from dynamo.model import LocalModel
-from dynamo.model.bundled import bundled
+from dynamo.model import LocalModel, bundled
 
 Starting = Callable[..., Awaitable[LlamaCppEngine]]
 
