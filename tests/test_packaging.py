@@ -7,12 +7,18 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+from packaging.version import Version
+
+from dynamo import __version__
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAME = PROJECT["name"]
 TRACKED = subprocess.run(
     ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
 )
+CHANGES = (ROOT / "CHANGELOG.md").read_text()
+SECTIONS = dict(re.findall(r"^## \[([^\]]+)\][^\n]*\n(.*?)(?=^## |^\[|\Z)", CHANGES, re.MULTILINE | re.DOTALL))
 STRANGER = "dynamo-" + "py"
 INSTALLED = re.compile(r"pip install\b((?:(?!\", \")[^`\n#;&|])*)")
 PACKAGE = re.compile(r"(?<![\w./-])((?:ai-)?dynamo[\w.-]*)(\[[\w,-]+\])?(?![\w/])")
@@ -58,3 +64,21 @@ def test_every_extra_that_a_sentence_asks_for_is_there() -> None:
         if name == NAME and extra
     }
     assert {"kserve", "llama-cpp", "nats", "otel", "services"} <= asked <= PROJECT["optional-dependencies"].keys()
+
+
+def test_the_version_is_the_newest_release_or_a_development_version_after_it() -> None:
+    unreleased, newest, *_ = SECTIONS
+    assert unreleased == "Unreleased"
+    if "\n- " in SECTIONS[unreleased]:
+        assert Version(__version__).is_devrelease
+        assert Version(__version__) > Version(newest)
+    else:
+        assert __version__ == newest
+
+
+def test_breaking_changes_come_first_and_every_release_has_a_link() -> None:
+    for name, text in SECTIONS.items():
+        assert f"\n[{name}]: " in CHANGES
+        for part in text.split("\n### "):
+            entries = [line.startswith("- **Breaking:**") for line in part.splitlines() if line.startswith("- ")]
+            assert entries == sorted(entries, reverse=True)
