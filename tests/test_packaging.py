@@ -63,7 +63,7 @@ def test_every_extra_that_a_sentence_asks_for_is_there() -> None:
         for extra in extras.strip("[]").split(",")
         if name == NAME and extra
     }
-    assert {"kserve", "llama-cpp", "nats", "otel", "services"} <= asked <= PROJECT["optional-dependencies"].keys()
+    assert {"kserve", "llama_cpp", "nats", "otel", "services"} <= asked <= PROJECT["optional-dependencies"].keys()
 
 
 def test_the_version_is_the_newest_release_or_a_development_version_after_it() -> None:
