@@ -72,16 +72,14 @@ def test_a_flag_that_is_listed_as_its_replacement_is_taken(instead: str) -> None
     assert {word for word in instead.split() if word.startswith("--")} <= known
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"), [("--router-mode", "device-aware-weighted"), ("--discovery-backend", "kubernetes")]
-)
-def test_choices_that_are_listed_as_refused_are(flag: str, value: str) -> None:
-    assert f"`{flag} {value}`" in section("Flags that are not here")
-    with pytest.raises(ValueError, match=value):
-        if flag == "--router-mode":
-            FrontendConfig.from_env({}, router_mode=value)
-        else:
-            RuntimeConfig.from_env({}, discovery_backend=value)
+def test_choices_that_are_listed_as_refused_are() -> None:
+    text = section("Flags that are not here")
+    assert "`--router-mode device-aware-weighted`" in text
+    assert "`--discovery-backend kubernetes`" in text
+    with pytest.raises(ValueError, match="device-aware-weighted"):
+        FrontendConfig.from_env({}, router_mode="device-aware-weighted")
+    with pytest.raises(ValueError, match="kubernetes"):
+        RuntimeConfig.from_env({}, discovery_backend="kubernetes")
 
 
 @pytest.mark.parametrize("argument", [{"engine_type": "sglang"}, {"engine_type": "trtllm"}, {"aic_system": "h200"}])
