@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable
@@ -72,6 +74,12 @@ def test_the_map_fits_on_a_screen() -> None:
 def test_every_package_is_a_room_or_a_short_door() -> None:
     there = {file.stem for file in PACKAGE.iterdir() if (file / "__init__.py").exists() or file.suffix == ".py"}
     assert there - {"__init__"} == {*ROOMS, SHELF, *SHORT}
+
+
+@pytest.mark.parametrize("name", [*ROOMS, *SHORT])
+def test_a_room_can_be_the_first_that_a_program_imports(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import dynamo.{name}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", SHORT)
