@@ -169,7 +169,7 @@ def make(shape: str, path: Path) -> None:
     import gguf
     import numpy as np
 
-    from dynamo.model import bundled
+    from dynamo.model.bundled import bundled
 
     layers, hidden = map(int, shape.split("x"))
     heads, feed = hidden // 64, hidden * 3

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dynamo.model import ModelError
-from dynamo.model import bundled as bundled_model
+from dynamo.model.bundled import bundled as bundled_model
 from figures import short, table
 from load import body
 from processes import REPOSITORY, Stack, free_port

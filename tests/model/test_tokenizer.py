@@ -148,7 +148,8 @@ def test_a_tokenizer_without_a_decoder_still_decodes_in_pieces() -> None:
 READING = """
 from pathlib import Path
 from msgspec import _utils
-from dynamo.model import Tokenizer, bundled
+from dynamo.model import Tokenizer
+from dynamo.model.bundled import bundled
 from dynamo.runtime.discovery.folder import Folder
 
 def prepared_late(kind):

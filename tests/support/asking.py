@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any
 
 from dynamo.engines.base import Engine
-from dynamo.model import Tokenizer, bundled
+from dynamo.model import Tokenizer
+from dynamo.model.bundled import bundled
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from support.sinks import Kept
 

@@ -15,7 +15,8 @@ from dynamo.handoff.pairing import TRANSFER
 from dynamo.handoff.router.split import Splitter
 from dynamo.handoff.worker.prefill import HandoffEngine
 from dynamo.handoff.worker.transfer import TransferEngine
-from dynamo.model import HubConfig, LocalModel, build_card, bundled
+from dynamo.model import HubConfig, LocalModel, build_card
+from dynamo.model.bundled import bundled
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.router import RoutingConfig

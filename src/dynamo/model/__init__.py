@@ -1,6 +1,8 @@
 """Models: finding their files, tokenizer, chat template and card."""
 
 from dynamo.model.adapter import AdapterConfig, adapter_folder
+from dynamo.model.bundled import NAME as BUNDLED
+from dynamo.model.bundled import bundled
 from dynamo.model.card import LoadedModel, build_card, card_template, open_card
 from dynamo.model.detokenize import Decoder, json_escaped, json_unescaped
 from dynamo.model.encoding_pool import CLIENT
@@ -8,7 +10,7 @@ from dynamo.model.errors import FileError, ModelError, TemplateError
 from dynamo.model.fetch import CardReader
 from dynamo.model.offer import offer_files, withdraw_files
 from dynamo.model.s3 import S3Config
-from dynamo.model.source import BUNDLED, FetchConfig, HubConfig, LocalModel, bundled, default_name, resolve
+from dynamo.model.source import FetchConfig, HubConfig, LocalModel, default_name, resolve
 from dynamo.model.template import ChatTemplate
 from dynamo.model.tokenizer import Tokenizer
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from msgspec import Meta, Struct
 
+from dynamo.model.bundled import NAME as BUNDLED
+from dynamo.model.bundled import bundled
 from dynamo.model.errors import ModelError
 from dynamo.settings import Setting, Settings, read
 from dynamo.settings.setting import truthy
 
-BUNDLED = "tiny"
-"""The model that comes with this package, so that a first command needs no download."""
-_BUNDLED_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _HUB = "https://huggingface.co"
 _HUB_PREFIX = "hf://"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -169,14 +167,6 @@ def _check_folder(folder: Path, source: str, *, tokenizer: bool) -> None:
 
 def _is_path(source: str) -> bool:
     return not source.startswith(_HUB_PREFIX) and Path(source).expanduser().exists()
-
-
-def bundled() -> Path:
-    """The folder of the bundled model; raises ModelError if this installation does not include it."""
-    folder = Path(str(files("dynamo.model") / BUNDLED))
-    if not all((folder / name).is_file() for name in _BUNDLED_FILES):
-        raise ModelError(f"this installation has no bundled model ({folder}): name a model, such as Qwen/Qwen3-0.6B")
-    return folder
 
 
 def download(repo: str, config: HubConfig, weights: bool = True) -> Path:

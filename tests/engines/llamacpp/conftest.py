@@ -9,7 +9,8 @@ import pytest_asyncio
 
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.engines.registry import EngineSpec
-from dynamo.model import LocalModel, bundled
+from dynamo.model import LocalModel
+from dynamo.model.bundled import bundled
 
 Starting = Callable[..., Awaitable[LlamaCppEngine]]
 

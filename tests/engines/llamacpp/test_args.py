@@ -11,7 +11,8 @@ from dynamo.engines.base import EngineError
 from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.engines.registry import EngineSpec, make_engine
-from dynamo.model import LocalModel, bundled
+from dynamo.model import LocalModel
+from dynamo.model.bundled import bundled
 
 
 def test_flags_and_the_file_of_arguments_are_one_table() -> None:

@@ -16,7 +16,8 @@ import pytest
 from dynamo.engines.base import EngineInfo
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.engines.registry import EngineSpec
-from dynamo.model import LocalModel, bundled
+from dynamo.model import LocalModel
+from dynamo.model.bundled import bundled
 from dynamo.protocols.card import WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime import Context
