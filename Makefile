@@ -9,7 +9,7 @@ VLLM_TESTS := tests/engines/vllm tests/engines/conformance
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: run docs test test-kubernetes test-repeat coverage test-deep test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
+.PHONY: run docs site test test-wheel test-extras test-kubernetes test-repeat coverage test-deep test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -17,6 +17,10 @@ run: $(READY)
 
 docs: $(READY)
 	@$(BIN)/python docs/update.py
+
+# The guides with a search, in .site/html; fails if a link or an anchor leads nowhere.
+site: $(DEV)
+	@$(BIN)/python docs/site.py
 
 # In one more process than there are processors, as many tests wait; each has an etcd and a NATS of its own.
 test: $(DEV)
@@ -85,6 +89,14 @@ chaos: $(DEV)
 soak: $(DEV)
 	MINUTES=$(or $(MINUTES),15) $(BIN)/python -m pytest -s -m chaos tests/chaos/test_soak.py
 
+# The wheel and the source archive, in dist/, on every Python that is here; with licences and a bill of materials.
+test-wheel:
+	@.ci/test-wheel
+
+# Every extra has versions that go together.
+test-extras:
+	@.ci/test-extras
+
 # Known vulnerabilities of what is installed, by PyPI's own list.
 audit: $(DEV)
 	@if ! { $(PYTHON) -m venv .audit && .audit/bin/pip install --quiet --disable-pip-version-check pip-audit; }; then \
@@ -105,7 +117,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/serve.py $(if $(PEER_PYTHON),--peer $(PEER_PYTHON))
 
 clean:
-	rm -rf $(VENV) .clients .ui .observability .kubernetes .audit build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients .ui .observability .kubernetes .audit .wheel .site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@echo "Creating $(VENV) ..."

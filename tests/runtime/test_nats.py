@@ -289,7 +289,7 @@ async def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> No
             await NatsConnection(NatsConfig(nkey_seed="SUxxxx")).start()
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "nats.aio.client", None)
-        with pytest.raises(NatsError, match=r"need nats-py: pip install 'dynamo-py\[nats\]'"):
+        with pytest.raises(NatsError, match=r"need nats-py: pip install 'dynamo-serving\[nats\]'"):
             await NatsConnection(NatsConfig()).start()
 
 

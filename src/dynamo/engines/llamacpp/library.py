@@ -98,7 +98,7 @@ def library() -> Any:
         [] if spec is None else [path for at in spec.submodule_search_locations or () for path in Path(at).glob("*.so")]
     )
     if not files:
-        raise EngineError(f"the engine llamacpp needs the package {PACKAGE}; pip install 'dynamo-py[llama-cpp]'")
+        raise EngineError(f"the engine llamacpp needs the package {PACKAGE}; pip install 'dynamo-serving[llama_cpp]'")
     version = importlib.metadata.version(PACKAGE)
     if not version.startswith(KNOWN):
         log.warning("%s %s was not tried with this build, which knows %s*", PACKAGE, version, KNOWN)

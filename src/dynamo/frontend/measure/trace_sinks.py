@@ -158,7 +158,7 @@ class OtelLogs:
             from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
         except ImportError as error:
             raise ValueError(
-                "DYN_REQUEST_TRACE_SINKS names otel but OpenTelemetry is not installed: pip install 'dynamo-py[otel]'"
+                "DYN_REQUEST_TRACE_SINKS names otel, which needs OpenTelemetry: pip install 'dynamo-serving[otel]'"
             ) from error
         self.max_payload_bytes = settings.otel_max_payload_bytes
         provider = LoggerProvider()

@@ -172,7 +172,7 @@ class NatsConnection:
         try:
             from nats.aio.client import Client
         except ImportError as error:
-            raise NatsError("the NATS planes need nats-py: pip install 'dynamo-py[nats]'") from error
+            raise NatsError("the NATS planes need nats-py: pip install 'dynamo-serving[nats]'") from error
         client = Client()
         options = self._options()
         refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()

@@ -59,7 +59,7 @@ def span_provider(settings: SpanSettings) -> Any:
         exporter = _exporter(settings)
     except ImportError as error:
         raise ValueError(
-            "OTEL_EXPORT_ENABLED is set but OpenTelemetry is not installed: pip install 'dynamo-py[otel]'"
+            "OTEL_EXPORT_ENABLED is set but OpenTelemetry is not installed: pip install 'dynamo-serving[otel]'"
         ) from error
     provider = TracerProvider(
         resource=Resource.create({"service.name": settings.service_name}),
