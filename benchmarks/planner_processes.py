@@ -37,7 +37,7 @@ TTFT, ITL = 4.0, 0.25
 
 
 class StreamedAnswer(Struct):
-    """Of one request, in seconds; `tokens` is what came."""
+    """The times of one request, in seconds; `tokens` is how many came."""
 
     sent: float
     first: float | None = None

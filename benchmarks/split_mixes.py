@@ -28,7 +28,7 @@ from figures import table
 
 
 class Requests(Struct, frozen=True):
-    """Of one kind: tokens, and how many arrive each second per worker of the fleet."""
+    """One kind of request: its tokens, and how many arrive each second per worker of the fleet."""
 
     input_tokens: int
     output_tokens: int

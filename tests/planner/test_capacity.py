@@ -13,7 +13,7 @@ INPUT, OUTPUT = 1000.0, 100.0
 
 
 def sample(batch: float, prompts: float) -> WorkerSample:
-    """Steps of a worker with so many requests in its batch, which computes so many prompt tokens per second beside."""
+    """Steps of a worker with `batch` requests, which computes `prompts` prompt tokens per second beside."""
     latency = (IDLE + PER_REQUEST * batch) / (1 - PER_PROMPT * prompts)
     return WorkerSample(prompts=prompts, generated=batch / latency, latency=latency, weight=1.0)
 
@@ -60,7 +60,7 @@ def test_short_answers_leave_room_for_the_chance_of_prompts_between_their_tokens
 
 
 def test_a_jam_does_not_change_what_is_sustained() -> None:
-    """Its batch is large because requests piled up, not because so many arrive."""
+    """Its batch is large because requests piled up, not because many arrive."""
     before = fit_step(calm(), 5)
     after = fit_step([*calm(), *(sample(batch, 4000.0) for batch in (40, 50, 60, 60, 55, 45))], 5)
     assert before

@@ -111,12 +111,12 @@ class Echoed(Running):
         self._metronome.remove(self)
 
 
-class _Refused(Running):
+class _NeverStarted(Running):
     def abort(self) -> None:
         """There is nothing to free."""
 
 
-_REFUSED = _Refused()
+_NEVER_STARTED = _NeverStarted()
 
 
 class EchoCore:
@@ -135,7 +135,7 @@ class EchoCore:
             refuse_options("echo_core", request, *_LACKS)
         except InvalidArgument as error:
             sink.fail(error)
-            return _REFUSED
+            return _NEVER_STARTED
         prompt = request.token_ids
         limit = request.stop_conditions.max_tokens
         echoed = prompt if limit is None else prompt[:limit]

@@ -16,7 +16,7 @@ Count = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 KV_WIRE_VERSION: Final = 2
-"""Of events and snapshots. A message without this version fails to decode: builds that differ never misread it."""
+"""Events and snapshots without this version fail to decode: builds that differ never misread them."""
 KV_EVENTS = "kv-events"
 KV_METRICS = "kv_metrics"
 BOOKINGS = "active_sequences_events"

@@ -28,7 +28,7 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidRequest
 
 MAX_CHARACTERS = 8 << 20
-"""Of a text that is encoded however many tokens it has."""
+"""The length of a text that is encoded however many tokens it has."""
 
 
 class Prepared(Struct):
@@ -63,9 +63,9 @@ class Preprocessor:
         self._times = times or PromptTimes()
         widest, context = model.tokenizer.characters_per_token, model.context_length
         self._fitting_characters = min(MAX_CHARACTERS, widest * context) if widest and context else MAX_CHARACTERS
-        """Texts of so many characters are never refused for their length before they are encoded."""
+        """Texts of up to this number of characters are never rejected for their length before they are encoded."""
         self._most_characters = max(MAX_CHARACTERS, widest * context) if widest and context else MAX_CHARACTERS
-        """Of messages that are rendered: the template has them in one step, whatever it makes of them."""
+        """The most characters in messages, as a template renders all in one step, whatever it makes of them."""
 
     async def chat(self, request: ChatRequest) -> Prepared:
         given = request.nvext.token_data if request.nvext else None

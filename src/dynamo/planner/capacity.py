@@ -31,7 +31,7 @@ _MISSES = 3
 """As many observations above a target are no accident."""
 _HALF_LIFE_SHARE = 0.25
 _MOST_REQUESTS = 1.28
-"""90 % of a normal distribution are less than so many standard deviations above its mean. Workers are added one by one,
+"""90 % of a normal distribution lie less than 1.28 standard deviations above its mean. Workers are added one by one,
 so that most of the time each has less to do than it may, and 95 % are within a target."""
 _HALVINGS = 30
 _BLOCK = 3
@@ -70,7 +70,7 @@ class LatencyLine(Struct, frozen=True):
         return load / input_tokens
 
     def half_used(self, rate: float, input_tokens: float, output_tokens: float) -> bool:
-        """Whether so many requests per second are less than half of what it can do at all."""
+        """Whether `rate` requests per second are less than half of what the worker can do at all."""
         return rate * input_tokens < self.limit / 2
 
 
@@ -111,7 +111,7 @@ class StepTime(Struct, frozen=True):
         return max(self.idle + tail * (mean - self.idle), mean + _MOST_REQUESTS * deviation)
 
     def half_used(self, rate: float, input_tokens: float, output_tokens: float) -> bool:
-        """Whether so many requests per second are less than half of what it can do at all."""
+        """Whether `rate` requests per second are less than half of what the worker can do at all."""
         return rate * self._per_second(input_tokens, output_tokens) < 0.5
 
     def _per_second(self, input_tokens: float, output_tokens: float) -> float:
@@ -210,7 +210,7 @@ def _measured(
 ) -> Iterator[WorkerSample]:
     """Means of `most` observations each."""
     newest = len(recent) - 1
-    length, block = 0.0, _Block(split=split)
+    length, block = 0.0, _FleetPeriod(split=split)
     for at, (before, now) in enumerate(pairwise(recent), 1):
         pool, earlier, traffic = now.pool(role), before.pool(role), now.traffic
         # It is known of requests that ended, and while a jam builds up none may end.
@@ -220,7 +220,7 @@ def _measured(
             or not pool.serving or pool.serving != earlier.serving
             or late(before, target) or late(now, target) or (traffic.ttft or 0.0) > target
         ):  # fmt: skip
-            block = _Block(split=split)
+            block = _FleetPeriod(split=split)
             continue
         prompts = length * traffic.prompts_computed(role, split=split)
         if role == "prefill" and traffic.first_tokens and not prompts:
@@ -229,10 +229,10 @@ def _measured(
         if block.observations >= most:
             if sample := block.sample(0.5 ** ((newest - at) / half_life)):
                 yield sample
-            block = _Block(split=split)
+            block = _FleetPeriod(split=split)
 
 
-class _Block:
+class _FleetPeriod:
     """Observations in a row with the same number of workers."""
 
     def __init__(self, *, split: bool) -> None:

@@ -35,15 +35,15 @@ _FULL = 0.9
 _SETTLED = 1 / 3
 """A scale-down needs that demand has not changed for this share of its window."""
 _KEPT = 5 / 6
-"""Nor is a worker taken away within this share of the window after one was added."""
+"""A worker is not taken away within this share of the window after one was added."""
 _CHANCE = 3.0
 """Standard deviations of demand that the workers left by a scale-down must have room for. With less room, chance alone
 would soon call for the worker that was taken away: each decision looks again, and there are hundreds of them."""
 _CHANCE_GOING_ON = 1.0
 """The same where the last change was a scale-down too and workers start quickly."""
 _CHANCE_TURNING = 1.5
-"""There, demand has to be so many standard deviations above what the workers sustain before one is added again, unless
-it changed suddenly: so it takes as much to turn as it did before, with fewer workers in between."""
+"""After a scale-down, a worker is added only once demand is this number of standard deviations above what the workers
+sustain, unless demand changed suddenly: turning back takes as much as the scale-down did."""
 _WORK_OFF_INTERVALS = 4.0
 """Requests that wait longer than the target allows are to be worked off within this many intervals."""
 _THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1), "load": (1.0, 0.1, 1.0, 0.6)}
@@ -217,7 +217,7 @@ def _window(history: Sequence[Observation], role: Role, config: PlannerConfig) -
 def _need_for_rate(
     rate: float, role: Role, forecast: Forecast, config: PlannerConfig, *, share: float
 ) -> tuple[int | None, str]:
-    """Workers for so many requests per second, each used up to `share` of what it sustains within the targets."""
+    """The workers for `rate` requests per second, each used up to `share` of what it sustains within the targets."""
     said = f"{rate:.2f} requests/s are expected"
     if not rate:
         return 0, said

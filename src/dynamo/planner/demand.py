@@ -44,7 +44,7 @@ def demand_of(history: Sequence[Observation], most: int) -> Demand:
 
 
 def rising_to(seen: Sequence[Observation], steps: float) -> float:
-    """Where a steady rise leads in so many steps, with a slope one standard deviation below its estimate.
+    """The demand to which a steady rise leads in `steps`, with a slope one standard deviation below its estimate.
 
     0 where chance explains the slope.
     """

@@ -26,7 +26,7 @@ and one that is too much goes with the others when the burst is over."""
 _CHANGE = 0.15
 """Demand is predicted to change by at most this share of it: what a burst begins with does not go on for long."""
 _MOST_RISE = 0.25
-"""The same for a rise that has lasted."""
+"""The share by which demand is predicted to change at most where a rise has lasted."""
 _LEVEL, _TREND, _DAMPING = 0.3, 0.07, 0.9
 """Weights of the newest value and of the newest slope, and how much of the slope is left after each step."""
 

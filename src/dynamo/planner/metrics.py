@@ -38,7 +38,7 @@ class PlannerMetrics:
 
     @property
     def names(self) -> list[str]:
-        """Of all families, also of those that are not known now."""
+        """The names of all families, also of those without a value now."""
         return [family.name for family in self._families()]
 
     def snapshot(self) -> list[MetricFamily]:

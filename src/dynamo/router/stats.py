@@ -12,7 +12,7 @@ from dynamo.kv.follow.stats import FollowStats
 from dynamo.runtime.metrics import Histogram
 
 EVERY = 8
-"""One choice in so many is measured: reading the clock takes about as long as hashing a short prompt."""
+"""One choice in eight is measured: reading the clock takes about as long as hashing a short prompt."""
 HIT_RATE_BOUNDS = [step / 20 for step in range(21)]
 LOST_BOUNDS = [2.0**step for step in range(12)]
 _FINE = [1e-6 * 2**step for step in range(15)]

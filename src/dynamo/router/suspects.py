@@ -54,7 +54,7 @@ class Suspects:
         self._answered: OrderedDict[bytes, None] = OrderedDict()
         """Constraints under which a worker has generated something."""
         self._losses: OrderedDict[bytes, tuple[float, set[int]]] = OrderedDict()
-        """Of the other constraints: when the first worker was lost, and which."""
+        """The losses under the other constraints: when the first worker was lost, and which workers."""
         self._refused: OrderedDict[bytes, float] = OrderedDict()
         """Until when."""
         self._carried: OrderedDict[int, int] = OrderedDict()

@@ -42,7 +42,7 @@ class _TextEntry(Struct):
     index: int | None = None
 
 
-class _TextAnswer(Struct):
+class _EmbeddingAnswer(Struct):
     data: list[_TextEntry]
     usage: EmbeddingUsage | None = None
 
@@ -90,7 +90,7 @@ class Embeddings(ServedRequest[EmbeddingRequest]):
     async def _from_text(self) -> tuple[Vectors, EmbeddingUsage]:
         item = FirstAnswer()
         await self.relay(item)
-        answer, wanted = _converted(await item.value, _TextAnswer), len(self.request.inputs())
+        answer, wanted = _converted(await item.value, _EmbeddingAnswer), len(self.request.inputs())
         if len(answer.data) != wanted:
             raise ProtocolError(f"the worker gave {len(answer.data)} embeddings for {wanted} inputs")
         ordered = sorted(answer.data, key=lambda one: one.index or 0)

@@ -53,6 +53,6 @@ class ServedModel:
         return self.preprocessor
 
     def instances(self) -> list[Instance]:
-        """Of all its workers, also those that only compute prompts."""
+        """The instances of all its workers, also of those that only compute prompts."""
         prefills = self.handoffs.pool.instances.all() if self.handoffs else []
         return [*self.router.instances.all(), *prefills]

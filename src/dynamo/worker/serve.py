@@ -211,7 +211,7 @@ async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:
 
 
 class CacheGauges:
-    """Of the last report of each rank."""
+    """The gauges of the KV cache, from the last report of each rank."""
 
     def __init__(self) -> None:
         self._loads: dict[int, RankLoad] = {}

@@ -167,7 +167,7 @@ def test_weight_zero_ignores_what_is_cached(loads: Loads, overlaps: dict[int, Ov
 
 @given(LOADS, OVERLAPS, st.integers(0, 3), st.integers(1, 50))
 def test_more_overlap_never_costs_more(loads: Loads, overlaps: dict[int, Overlap], at: int, more: int) -> None:
-    """Of what is cached: what is being computed for another must be waited for, which costs less than other waiting."""
+    """This holds for cached blocks: to wait for those that another request computes costs less than other waiting."""
     held = overlaps.get(at, Overlap())
     assume(held.device >= loads.shared_blocks[at])
     longer = Overlap(held.device + more, held.host, held.disk)

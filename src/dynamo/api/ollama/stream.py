@@ -83,10 +83,10 @@ class OllamaWriter:
         self._calls[-1][1].append(fragment)
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """Not offered on these routes."""
+        """These routes do not offer them."""
 
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """Nor are these."""
+        """These routes do not offer them."""
 
     def finish(self, finish: Finish) -> None:
         calls = [_call(name, "".join(fragments)) for name, fragments in self._calls]

@@ -45,7 +45,7 @@ class Chunks:
         self.tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
         self._running = served.choice_count
         self._per_prompt = served.n
-        """So many choices share a prompt, whose tokens count once."""
+        """How many choices share a prompt, whose tokens count once."""
         self._nvext = served.nvext
         self._request_id = request_id
 

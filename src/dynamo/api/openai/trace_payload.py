@@ -44,7 +44,7 @@ class CapturedPayload:
 
     @property
     def size(self) -> int:
-        """Of what a row would keep, in bytes."""
+        """The bytes that a row would keep."""
         return len(self._body) + len(self._response or b"")
 
     def answered(self, answer: object) -> None:

@@ -34,7 +34,7 @@ class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_cal
     arguments: str
     status: ItemStatus
     namespace: str | UnsetType = UNSET
-    """Of a function that was offered in a namespace."""
+    """The namespace in which the function was offered."""
 
 
 class CustomCallItem(Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):

@@ -14,7 +14,7 @@ from msgspec import Struct
 from dynamo.compat.nixl_connect.memory import Descriptor, Device
 
 _MOST_BYTES = 1 << 24
-"""Of an agent's metadata, which is a few hundred."""
+"""The limit of an agent's metadata, which is a few hundred bytes."""
 
 
 class OperationKind(IntEnum):

@@ -58,7 +58,7 @@ class Ranks:
 
     @property
     def next_rank(self) -> int:
-        """Of a request that names none."""
+        """The rank for a request that names none."""
         return self._next
 
     @property
@@ -169,7 +169,7 @@ class Ranks:
         return ends, most
 
     def _begins(self, busy: list[Scheduler], now: float, steps: int) -> Callable[[int], float]:
-        """When each of so many quiet iterations begins."""
+        """When each of `steps` quiet iterations begins."""
         if len(busy) == 1:
             count, context = busy[0].decoding()
             return lambda step: now + self._run_seconds(count, context, step)
@@ -195,7 +195,7 @@ class Ranks:
         return now + self._run_seconds(count, context, low), low
 
     def _run_seconds(self, count: int, context: int, steps: int) -> float:
-        """The time of so many quiet iterations.
+        """The seconds that `steps` quiet iterations take.
 
         Sequences that share blocks read more than the cache holds; past its capacity the curve has a bend.
         """

@@ -168,7 +168,7 @@ class Scheduler:
         return len(self.running), sum([sequence.known for sequence in self.running])
 
     def fold(self, steps: int, duration: float, begins: Callable[[int], float] | None) -> StepResult:
-        """So many quiet iterations at once, with the outcome of running them one by one.
+        """Run `steps` quiet iterations at once, with the outcome of running them one by one.
 
         Tiers need to know when each of them `begins`.
         """

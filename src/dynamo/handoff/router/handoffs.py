@@ -60,7 +60,7 @@ class HandoffStats:
 
 
 class Handoffs:
-    """Of one model, for as long as it is served."""
+    """The hand-offs of one model, for as long as it is served."""
 
     def __init__(self, pool: PrefillPool, config: HandoffConfig, clock: Callable[[], float] = monotonic) -> None:
         self.pool = pool
@@ -108,7 +108,7 @@ class Handoff:
         self._local: tuple[int, int] | None = None
         """The decode worker and the tokens that it computes itself."""
         self._shown: HandoffView | None = None
-        """Of the present attempt."""
+        """What the fleet view shows of the present attempt."""
 
     async def prepared(
         self, request: PreprocessedRequest, placement: Placement, context: Context

@@ -22,7 +22,7 @@ class PrefillPool:
         self._prefills: dict[int, Peer] = {}
         self._decodes: dict[int, Peer] = {}
         self._partners: dict[int, frozenset[int]] = {}
-        """Of each decode worker, until a worker joins or leaves."""
+        """The prefill workers that each decode worker can take from; cleared when a worker joins or leaves."""
         self._waiting: Counter[int] = Counter()
         """Prompt tokens that this process has sent to each worker, of either role, and that are not computed yet."""
         self._sent: Counter[int] = Counter()

@@ -16,7 +16,7 @@ class HandoffCase(Struct, frozen=True, kw_only=True):
 
     prompt_tokens: int
     cached_tokens: int = 0
-    """At the decode worker."""
+    """The tokens that the decode worker has cached."""
     prefill_waiting: int = 0
     """Prompt tokens that wait or are computed at the least loaded prefill worker."""
     decode_waiting: int = 0

@@ -100,7 +100,7 @@ class LeaseSink:
 
 
 def engine_decode_worker(engine: EngineHandoffEngine, *, lease: float = LEASE_SECONDS) -> Handler:
-    """Of a decode worker: what it cannot continue from, it computes."""
+    """The handler of a decode worker: it computes the prompts that it cannot continue from."""
 
     def handle(request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
         if request.prefill_result is not None or request.bootstrap_info is not None:

@@ -41,7 +41,7 @@ class FollowConfig(Struct, frozen=True, kw_only=True):
     """A rank silent for this long is asked for a snapshot; doubles up to 20 times while there is nothing new."""
     longest: float = 30.0
     wrong_hashes: int = 3
-    """If so many computed prompts in a row are missing although the rank holds blocks, its hashes are not ours."""
+    """A rank with blocks that misses this number of computed prompts in a row hashes otherwise than we do."""
 
 
 class SyncState(enum.Enum):

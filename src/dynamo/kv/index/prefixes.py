@@ -32,7 +32,7 @@ class CachedPrefix(Struct, frozen=True, kw_only=True):
     block: int
     """The sequence hash of its last block, which covers the whole prompt up to there."""
     parent: int | None
-    """The same of the nearest prefix before it that was found too; None: it is the first of its prompts."""
+    """The hash of the nearest prefix before it that was found too; None: it is the first of its prompts."""
     begin: int
     """Blocks before it, as far as some rank holds them."""
     blocks: int
@@ -97,7 +97,7 @@ def scan_runs(runs: Runs, tier: Tier, workers: Sequence[WorkerRank | None], most
 
 
 def scan_segments(blocks: ActiveBlocks, workers: Sequence[WorkerRank | None], most: int) -> PrefixScan:
-    """The same for an index of our own decisions."""
+    """Find the prefixes in an index of our own decisions."""
     heap: list[tuple[int, int, Segment]] = []
     for number, segment in enumerate(blocks.segments()):
         if number % STEP == 0:

@@ -25,7 +25,7 @@ class Targets(Struct, frozen=True, kw_only=True):
     ttft_ms: float
     itl_ms: float
     share: float = 0.95
-    """Of the requests that should meet both."""
+    """The share of requests that should meet both."""
 
 
 class PlannedFleet(Struct, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ class RequestToPlace(Struct, kw_only=True, eq=False):
     """The sequence hashes of its prompt; empty if it is not tokenized."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of its prompt, at the worker with the longest prefix when it began to wait; 0 for one that does not wait."""
+    """Cached at the worker with the longest prefix when it began to wait; 0 for one that does not wait."""
     group: object = None
     priority: int = 0
     strict_priority: int = 0

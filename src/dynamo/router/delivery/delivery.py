@@ -64,7 +64,7 @@ class DeliveryOptions(Struct, frozen=True, kw_only=True):
     watch: StreamWatch | None = None
     """Finds streams that stall."""
     backoff: Callable[[], RequestBackoff] = RequestBackoff
-    """Of one wait for an instance."""
+    """Makes the back-off of one wait for an instance."""
     resumes_guided: Callable[[], bool] = lambda: False
     """Whether the workers can continue a guided answer."""
     beside: Callable[[], Companion | None] = alone
@@ -105,12 +105,12 @@ class Delivery:
         self._suspicion = options.suspects.suspicion(self.request) if options.suspects else None
         self._watch = options.watch or StreamWatch(StallLimits(first=0, between=0))
         self._clock = UNWATCHED
-        """Of the current stream; while another worker computes the prompt, there is none."""
+        """The clock of the current stream; while another worker computes the prompt, there is none."""
         self._cancel: CancelStream = nothing_to_cancel
         self._cancelled_for: DynamoException | None = None
         """Why the current stream is being cancelled here, rather than by the client."""
         self._backoff: RequestBackoff | None = None
-        """Of the wait under way, which ends with the first output."""
+        """The back-off of the wait under way, which ends with the first output."""
         self._starting: asyncio.Task[Any] | None = None
         """Waits in `start` for an instance."""
         self._aborted: DynamoException | None = None

@@ -20,7 +20,7 @@ CancelStream = Callable[[bool], None]
 
 
 def nothing_to_cancel(killed: bool) -> None:
-    """Of a request that failed before it was sent."""
+    """Cancel a request that failed before it was sent: there is nothing to do."""
 
 
 class Channel(Protocol):
