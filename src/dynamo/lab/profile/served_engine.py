@@ -35,12 +35,12 @@ class ProfileError(Exception):
     """Its message is for the user."""
 
 
-class _TokenCount(Struct):
+class _ReportedUsage(Struct):
     completion_tokens: int = 0
 
 
 class _StreamEvent(Struct):
-    usage: _TokenCount | None = None
+    usage: _ReportedUsage | None = None
     error: object = None
     choices: list[object] = []
 

@@ -67,7 +67,7 @@ class Measured:
         self.first_error = ""
         self.last_end = 0.0
 
-    def ended(self, request: _SimulatedRequest) -> None:
+    def ended(self, request: _DeliveryEnd) -> None:
         now = request.last
         self.completed += 1
         self.last_end = max(self.last_end, now)
@@ -87,7 +87,7 @@ class Measured:
         self.errors[words] = self.errors.get(words, 0) + 1
 
 
-class _SimulatedRequest:
+class _DeliveryEnd:
     """The sink at the end of one delivery."""
 
     __slots__ = ("_measured", "_time", "asked", "cached_tokens", "done", "first", "last", "sent", "tokens_seen")
@@ -156,7 +156,7 @@ class Simulation:
 
     async def ask(self, asked: SimulatedRequest) -> None:
         """Send one request and wait for its end."""
-        sink = _SimulatedRequest(asked, self.measured, self._loop.time)
+        sink = _DeliveryEnd(asked, self.measured, self._loop.time)
         self.measured.begun += 1
         context = Context(f"{next(self.fleet.request_numbers):x}")
         router = self.router
