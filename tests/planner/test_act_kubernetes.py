@@ -139,9 +139,9 @@ async def test_an_answer_that_is_none_is_an_actor_error_of_one_line(
 
 
 async def test_a_server_that_is_gone_or_another_is_an_actor_error(server: KubeServer, api: KubernetesApi) -> None:
-    strangers = ClusterAccess(server=server.url, origin="a test", namespace="serving", token=b"first")
+    handshakes = ClusterAccess(server=server.url, origin="a test", namespace="serving", token=b"first")
     with pytest.raises(ActorError, match="CERTIFICATE_VERIFY_FAILED"):
-        await kubernetes_actor(KubernetesApi(strangers), CONFIG).read()
+        await kubernetes_actor(KubernetesApi(handshakes), CONFIG).read()
     await server.stop()
     said = set()
     for _ in range(2):

@@ -48,7 +48,7 @@ class Access(enum.Enum):
     """Anyone: a browser has no key before the page has asked for one. Logged as probes are."""
 
 
-class RequestRecord(RequestObserver, Protocol):
+class MeasuredRequest(RequestObserver, Protocol):
     """Measures one request; the HTTP process has one for each."""
 
     request_id: str
@@ -70,7 +70,7 @@ class HttpCall(Generic[Body]):
 
     __slots__ = ("body", "raw_body", "record", "request", "request_id")
 
-    def __init__(self, request: web.Request, record: RequestRecord, body: Body, raw_body: bytes | bytearray) -> None:
+    def __init__(self, request: web.Request, record: MeasuredRequest, body: Body, raw_body: bytes | bytearray) -> None:
         self.request = request
         self.record = record
         self.request_id = record.request_id

@@ -10,20 +10,20 @@ from dynamo.engines.base import EngineError
 from dynamo.engines.catalog import LLAMACPP, MISTRALRS
 
 
-class Chosen(Struct, frozen=True):
+class DefaultEngine(Struct, frozen=True):
     engine: str
     reason: str
 
 
-def default_engine(model: str | None) -> Chosen:
+def default_engine(model: str | None) -> DefaultEngine:
     """llama.cpp for a GGUF file where it can be loaded, mistral.rs for everything else."""
     if model is None or not Path(model).expanduser().is_file():
-        return Chosen(MISTRALRS.name, "the model is not a GGUF file")
+        return DefaultEngine(MISTRALRS.name, "the model is not a GGUF file")
     # Only what will run is imported.
     from dynamo.engines.llamacpp.library import library
 
     try:
         library()
     except EngineError as error:
-        return Chosen(MISTRALRS.name, f"llama.cpp, which is faster with GGUF files, is not here: {error}")
-    return Chosen(LLAMACPP.name, "the model is a GGUF file")
+        return DefaultEngine(MISTRALRS.name, f"llama.cpp, which is faster with GGUF files, is not here: {error}")
+    return DefaultEngine(LLAMACPP.name, "the model is a GGUF file")

@@ -78,7 +78,7 @@ class Renderer:
     def _jinja2(self, source: str) -> jinja2.Template:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
+        environment.globals["raise_exception"] = _reject
         environment.globals["strftime_now"] = self._strftime_now
         return environment.from_string(source)
 
@@ -88,7 +88,7 @@ class Renderer:
             lstrip_blocks=True,
             auto_escape_callback=lambda name: False,
             filters={"tojson": _to_json},
-            globals={"raise_exception": _refuse, "strftime_now": self._strftime_now},
+            globals={"raise_exception": _reject, "strftime_now": self._strftime_now},
         )
         try:
             environment.add_template(_NAME, self._plain)
@@ -115,7 +115,7 @@ class Renderer:
         return self._now().strftime(format)
 
 
-def _refuse(message: object = "the chat template refused these messages") -> str:
+def _reject(message: object = "the chat template refused these messages") -> str:
     raise _Refusal(str(message))
 
 

@@ -129,7 +129,7 @@ def validate_embedding(request: EmbeddingRequest) -> None:
         raise InvalidRequest.bad_value("input", f"at most {MAX_INPUTS} inputs are allowed, got {len(request.inputs())}")
 
 
-def refuse_media(messages: Sequence[Message]) -> None:
+def reject_media(messages: Sequence[Message]) -> None:
     """Reject images, audio and files, for models that read text only."""
     for index, message in enumerate(messages):
         if isinstance(message.content, list):

@@ -16,9 +16,9 @@ from dynamo.kubernetes.access import find_access
 from dynamo.kubernetes.api import KubernetesApi
 from dynamo.planner.act import LocalActor, VirtualActor, VirtualConnector
 from dynamo.planner.act.kubernetes import kubernetes_actor
-from dynamo.planner.announce import announcing
+from dynamo.planner.announce import open_announcements
 from dynamo.planner.config import PlannerConfig, read_config
-from dynamo.planner.metrics import PlannerMetrics, served
+from dynamo.planner.metrics import PlannerMetrics, serve_metrics
 from dynamo.planner.observe import make_source
 from dynamo.planner.parts import Actor
 from dynamo.planner.planner import Planner
@@ -111,8 +111,8 @@ _PLANS = {"local": plan_local, "virtual": plan_virtual, "kubernetes": plan_kuber
 async def _plan(config: PlannerConfig, actor: Actor, signalled: asyncio.Event, environ: Mapping[str, str]) -> None:
     metrics = PlannerMetrics(config)
     async with (
-        served(metrics, config.metric_reporting_host, config.metric_reporting_prometheus_port) as port,
-        announcing(config, environ) as announce,
+        serve_metrics(metrics, config.metric_reporting_host, config.metric_reporting_prometheus_port) as port,
+        open_announcements(config, environ) as announce,
     ):
         planner = Planner(config, make_source(config), actor, observer=metrics.observe, announce=announce)
         where = f", metrics on http://{config.metric_reporting_host}:{port}/metrics" if port else ""

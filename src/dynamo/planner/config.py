@@ -41,7 +41,7 @@ NOT_SUPPORTED = {
     "throughput_metrics_source": "the metrics are the frontend's",
     "profile_results_dir": "capacity is measured on live requests",
 }
-"""Keys of ai-dynamo's planner that this one refuses, with the reason."""
+"""Keys of ai-dynamo's planner that this one rejects, with the reason."""
 
 
 class PlannerConfigError(StartError):
@@ -199,11 +199,11 @@ def make_config(given: Mapping[Any, Any], file: str) -> PlannerConfig:
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `$.")
         raise PlannerConfigError(f"{file}: {place.rstrip('`')}: {what}") from None
-    _refuse_conflicts(config, file)
+    _reject_conflicts(config, file)
     return config
 
 
-def _refuse_conflicts(config: PlannerConfig, file: str) -> None:
+def _reject_conflicts(config: PlannerConfig, file: str) -> None:
     least = sum(config.minimum(role) * config.gpus(role) for role in config.roles)
     if least > config.max_gpu_budget:
         shown = " and ".join(f"{config.minimum(role)} {role} workers" for role in config.roles)

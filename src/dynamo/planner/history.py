@@ -39,12 +39,12 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
     """The workers of one role at the time of an observation."""
 
     wanted: int
-    """As many are started or about to start, by this planner or by someone else."""
+    """Workers that are started or about to start, by this planner or by someone else."""
     serving: int | None
-    """As many take requests, as the frontend sees it; None where that is unknown."""
+    """Workers that take requests, as the frontend sees them; None where that is unknown."""
     starting: int = 0
     asked: int | None = None
-    """As many this planner asked for last; None before it did."""
+    """Workers that this planner asked for last; None before it did."""
     in_progress: bool = False
     """Whoever scales has not yet done what was asked."""
     queued_tokens: float = 0.0

@@ -95,7 +95,7 @@ class _Tick(Struct, frozen=True):
         forecast = self.forecast
         if model is None or not (forecast.input_tokens and forecast.output_tokens):
             return None
-        return model.sustained(target / 1000, tail, *forecast.tokens(role))
+        return model.sustainable_rate(target / 1000, tail, *forecast.tokens(role))
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -141,8 +141,8 @@ _METRICS: tuple[Metric[_Tick], ...] = (
 
 
 @asynccontextmanager
-async def served(metrics: PlannerMetrics, host: str, port: int | None) -> AsyncIterator[int | None]:
-    """At /metrics of this port, which is yielded; None serves nothing."""
+async def serve_metrics(metrics: PlannerMetrics, host: str, port: int | None) -> AsyncIterator[int | None]:
+    """Serve the metrics at /metrics of this port, which is yielded; None serves nothing."""
     if port is None:
         yield None
         return

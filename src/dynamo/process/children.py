@@ -56,12 +56,12 @@ def end_children() -> None:
     """SIGTERM to every descendant, then SIGKILL; does nothing in a process that did not call `adopt_orphans`."""
     if not adopts_orphans():
         return
-    with _signals_ignored():
+    with _ignore_signals():
         _end_descendants()
 
 
 @contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
+def _ignore_signals() -> Iterator[None]:
     """Another signal must not end this process before its children. Only the main thread can change handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""A connection to an HTTP server that is refused where it would take one of the last files the process may open."""
+"""A connection to an HTTP server that is rejected where it would take one of the last files the process may open."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HttpConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if self._reserve.is_reached(transport.get_extra_info("socket").fileno()):
-            self._refuse(cast("asyncio.Transport", transport))
+            self._reject(cast("asyncio.Transport", transport))
         else:
             super().connection_made(transport)
 
@@ -46,7 +46,7 @@ class HttpConnection(web.RequestHandler):
         if not self._refused:
             super().connection_lost(exc)
 
-    def _refuse(self, transport: asyncio.Transport) -> None:
+    def _reject(self, transport: asyncio.Transport) -> None:
         """Answer before anything was asked, and read on for a while: closed at once, it might hide the answer."""
         self._refused = True
         transport.write(REFUSAL)

@@ -144,7 +144,7 @@ class KvAwareRouter:
 
     async def close(self) -> None:
         self._unfollow()
-        self._queue.refuse_all(self.instances.none_reachable)
+        self._queue.reject_all(self.instances.none_reachable)
         if self._sweeping is None:
             return
         self._sweeping.cancel()
@@ -197,7 +197,7 @@ class KvAwareRouter:
     def peek(
         self, request: PreprocessedRequest, cost: CostConfig | None = None, *, include_busy: bool = False
     ) -> Choice:
-        """What would be chosen now, without booking; with `include_busy`, also from draining and busy workers."""
+        """What would be chosen now, without a reservation; with `include_busy`, also from draining and busy workers."""
         pending = self._request_to_place(request, "", None, () if include_busy else self.instances.draining())
         fleet = self._candidates(pending)
         if self._thresholds and not include_busy:
@@ -208,7 +208,7 @@ class KvAwareRouter:
         return choose(pending.prompt_tokens, len(pending.hashes), fleet, overlaps, loads, cost or self._cost, self._rng)
 
     def loads(self) -> list[WorkerLoad]:
-        """What this router has booked and other routers have announced."""
+        """What this router has reserved and other routers have announced."""
         workers = self._ranks.workers
         loads = self.book.loads(workers, (), asyncio.get_running_loop().time())
         columns = zip(workers, loads.active_blocks, loads.prefill_tokens, strict=True)
@@ -297,7 +297,7 @@ class KvAwareRouter:
             waited=now - pending.arrived,
             choice=choice,
         )
-        placement = self._active.book(
+        placement = self._active.reserve(
             self.instances.channel(worker.worker_id),
             worker,
             pending.hashes,
@@ -358,7 +358,7 @@ class KvAwareRouter:
         return fleet
 
     def _below_thresholds(self, fleet: Fleet, pending: RequestToPlace, *, refuse: bool = True) -> Fleet:
-        """The ranks below the thresholds. If there are none, the request is refused or, without `refuse`, waits."""
+        """The ranks below the thresholds. If there are none, the request is rejected or, without `refuse`, waits."""
         loads = self.book.loads(fleet.workers, pending.hashes, asyncio.get_running_loop().time())
         reported = self._reported.get if self._reported else lambda _: NO_REPORT
         card, busy = self._runtime_of, self.thresholds.busy

@@ -26,7 +26,7 @@ class Overhead:
         self.matching = Histogram(_COARSE)
         """Looking up which workers hold how much of it."""
         self.choosing = Histogram(_COARSE)
-        """Everything else: candidates, load, cost and booking."""
+        """Everything else: candidates, load, cost and the reservation."""
         self.total = Histogram(_COARSE)
         self._turns = cycle((True, *(False,) * (EVERY - 1)))
 
@@ -58,7 +58,7 @@ class RouterStats(FollowStats):
     requests: int = 0
     """Requests that were placed."""
     rejected: int = 0
-    """Requests refused because all workers were busy or the queue was full."""
+    """Requests rejected because all workers were busy or the queue was full."""
     queue_full: int = 0
     """Those of `rejected` that found the queue full."""
     queued: int = 0

@@ -3,8 +3,8 @@
 A worker that is lost before a request's first token may have died of the request. One such loss is no evidence:
 operators and faults end workers too, so the request moves. After the second it ends with an error:
 
-- A constraint that no worker has answered under yet is refused once two workers were lost while they began with it,
-  whichever requests brought it. It is refused for a while; its requests under way end when their own worker is lost.
+- A constraint that no worker has answered under yet is rejected once two workers were lost while they began with it,
+  whichever requests brought it. It is rejected for a while; its requests under way end when their own worker is lost.
 - Any other request ends if no other one that had lost a worker was at the second worker. If there were others, each may
   be innocent, and moves once more.
 """
@@ -33,7 +33,7 @@ from dynamo.protocols.errors import (
 log = logging.getLogger(__name__)
 
 REFUSED_SECONDS = 600.0
-"""How long a constraint is refused, and how long a loss counts against it."""
+"""How long a constraint is rejected, and how long a loss counts against it."""
 PROMPT_REFUSED_SECONDS = 60.0
 """The same for a request without one: client libraries repeat a request that failed, within seconds."""
 _KEPT = 4096
@@ -42,7 +42,7 @@ _MOST_LOST = 3
 
 
 def is_loss(error: DynamoException) -> bool:
-    """Whether the worker may have died; one that hangs, leaves or refuses has not."""
+    """Whether the worker may have died; one that hangs, leaves or rejects has not."""
     return isinstance(error, Disconnected | StreamIncomplete | EngineDied)
 
 
@@ -114,7 +114,7 @@ class Suspicion:
         self._constraint = _digest([request.model, guided]) if guided else None
 
     def check(self) -> None:
-        """Raises InvalidRequest for a constraint that is refused, and HttpError for a whole request that is."""
+        """Raises InvalidRequest for a constraint that is rejected, and HttpError for a whole request that is."""
         if not self._suspects.refuses_any():
             return
         if self._constraint is not None and self._suspects.is_refused(self._constraint):

@@ -298,14 +298,14 @@ class Endpoint:
         health_check_payload: Any = None,
         limit: RequestLimit | None = None,
     ) -> None:
-        """Serve a push handler. At shutdown: leave discovery, refuse new requests, finish running ones.
+        """Serve a push handler. At shutdown: leave discovery, reject new requests, finish running ones.
 
         `on_found` is called once others can find the endpoint. An `auxiliary` endpoint supports another one: a process
-        is not ready while it serves nothing else. Requests beyond the `limit` are refused as busy. The rest is as for
+        is not ready while it serves nothing else. Requests beyond the `limit` are rejected as busy. The rest is as for
         `serve_endpoint`.
         """
         runtime = self.runtime
-        # It refuses wrong ones, also where no metrics are shown.
+        # It rejects wrong ones, also where no metrics are shown.
         labels = endpoint_labels(self.id, runtime.instance_id, metrics_labels)
         served: ServedEndpoint | None = None
         if status := runtime.status:

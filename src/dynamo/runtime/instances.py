@@ -161,7 +161,7 @@ class InstanceSet:
     def available(self, avoid: Collection[int] = ()) -> tuple[int, ...]:
         """The instances that do not fail and are not in `avoid`, draining ones included.
 
-        If all of them fail, all are returned: trying again beats refusing.
+        If all of them fail, all are returned: trying again beats rejecting.
         """
         if not self._breakers and not self._not_ready and not avoid:
             if self._ids is None:

@@ -10,7 +10,7 @@ from msgspec import structs
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
 from dynamo.pipeline.postprocess import prompt_logprobs
-from dynamo.pipeline.preprocess import Prepared, refuse_guidance
+from dynamo.pipeline.preprocess import Prepared, reject_guidance
 from dynamo.protocols.answers import TextCompletion
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.completions import CompletionRequest
@@ -37,7 +37,7 @@ class Completion(ServedRequest[CompletionRequest]):
     async def prepare(self) -> None:
         preprocessor = self.model.preprocessor
         if preprocessor is None:
-            refuse_guidance(self.model.card, self.request)
+            reject_guidance(self.model.card, self.request)
         else:
             self.prompts = await preprocessor.completion(self.request)
             self.prepared = self.prompts[0]

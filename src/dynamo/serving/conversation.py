@@ -11,7 +11,7 @@ import msgspec
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.custom_tools import CustomInputs, as_functions, custom_tools
-from dynamo.pipeline.preprocess import refuse_guidance
+from dynamo.pipeline.preprocess import reject_guidance
 from dynamo.protocols.answers import ChatCompletion
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.chat import AudioPart, ChatRequest, ImagePart, Message
@@ -52,7 +52,7 @@ class Conversation(ServedRequest[ChatRequest]):
     async def prepare(self) -> None:
         preprocessor = self.model.preprocessor
         if preprocessor is None:
-            refuse_guidance(self.model.card, self.request)
+            reject_guidance(self.model.card, self.request)
             if self._observer:
                 self._observer.attached(*media_counts(self.request.messages))
         else:

@@ -67,8 +67,8 @@ def plain_cost(size: Capacity, held: Overlap, load: Load, loads: list[Load], con
     share = 1 + load.traffic * (1 / mean) if load.traffic < mean else 2
     work = config.overlap_weight * left * share
     coming = max(0.0, load.shared - credit) * BLOCK
-    booked = load.waiting - min(1, config.overlap_weight) / 2 * min(load.waiting, coming)
-    waiting = booked + config.pass_tokens if booked else 0
+    reserved = load.waiting - min(1, config.overlap_weight) / 2 * min(load.waiting, coming)
+    waiting = reserved + config.pass_tokens if reserved else 0
     in_use = load.blocks - load.shared + TOKENS // BLOCK
     crowding = in_use * (config.crowding / (size.total_blocks or (1 << 18) // BLOCK)) + 32 * load.requests
     spreading = load.traffic / 1024

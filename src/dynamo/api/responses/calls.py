@@ -141,7 +141,7 @@ def shell_commands(arguments: str) -> ShellCommands:
 
 
 def patch_operation(arguments: str) -> PatchOperation:
-    """What a call of `apply_patch` asks for. Other arguments are a diff of no file, which the client will refuse."""
+    """What a call of `apply_patch` asks for. Other arguments are a diff of no file, which the client will reject."""
     try:
         return msgspec.json.decode(arguments, type=PatchOperation)
     except (ValueError, RecursionError):

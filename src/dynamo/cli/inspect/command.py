@@ -134,7 +134,7 @@ def _ask_socket(pid: int, request: InspectionRequest, folder: Path) -> Iterator[
         try:
             if _state(pid)[:1] in ("T", "t"):
                 raise InspectError(_silent(pid))
-            check_folder(folder)  # refuses one of another user, who could answer anything
+            check_folder(folder)  # rejects one of another user, who could answer anything
             connection.connect(str(socket_path(folder, pid)))
             connection.sendall(msgspec.json.encode(request) + b"\n")
             with connection.makefile("rb") as lines:

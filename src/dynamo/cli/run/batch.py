@@ -18,7 +18,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from dynamo.api.headers import ignored
-from dynamo.cli.run.answering import RunError, answering, request_defaults, request_template
+from dynamo.cli.run.answering import RunError, request_defaults, request_template, serve_models
 from dynamo.cli.run.grammar import Command
 from dynamo.cli.run.prompts import BadLine, Prompt, Request, read_prompt
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
@@ -61,7 +61,7 @@ async def _batch(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], file: Path, journal: Journal
 ) -> int:
     digest, total = await asyncio.to_thread(checksum, file)
-    async with answering(runtime, command, environ) as (models, model):
+    async with serve_models(runtime, command, environ) as (models, model):
         try:
             journal.open(JournalHeader(input=file.name, checksum=digest, model=model.name))
             batch = Batch(runtime, command, models, model.name, journal)

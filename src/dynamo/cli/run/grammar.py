@@ -218,7 +218,7 @@ def _misplaced(words: list[str]) -> str:
 
 
 def _check(command: Command) -> None:
-    """Refuse combinations that do not work."""
+    """Reject combinations that do not work."""
     kind, remote = command.input.kind, command.output.remote
     if remote and kind == "dyn":
         raise UsageError("in=dyn:// and out=dyn cannot go together: a worker needs an engine, such as out=mistralrs")

@@ -38,7 +38,7 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         if command.output.by_default:
             command = _with_default_engine(command)
         if command.output.engine:
-            load_engine(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
+            load_engine(command.output.engine)  # reject a missing engine before reading a prompt or fetching a model
         adopt_orphans()
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     if code:

@@ -45,7 +45,7 @@ _WORDS = {
 
 
 class EntrypointArgs:
-    """The settings by ai-dynamo's names. One that does nothing here is refused when it is set."""
+    """The settings by ai-dynamo's names. One that does nothing here is rejected when it is set."""
 
     def __init__(
         self, engine_type: EngineType, *, router_config: RouterConfig | None = None,

@@ -122,7 +122,7 @@ class Ranks:
         return self._pace(busy, now, math.inf, quiet)[0] if quiet > 1 else None
 
     def clear_cache(self) -> bool:
-        """Forget every cached prefix; refused while requests hold blocks anywhere."""
+        """Forget every cached prefix; rejected while requests hold blocks anywhere."""
         if any(scheduler.pool.used for scheduler in self.schedulers):
             return False
         return all([scheduler.clear_cache() for scheduler in self.schedulers])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from dynamo.engines.request_options import choice_seed, end_ids, guide, refuse_search
+from dynamo.engines.request_options import choice_seed, end_ids, guide, reject_search
 from dynamo.engines.sglang.handoff import bootstrap_arguments
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
@@ -50,7 +50,7 @@ def generate_arguments(
 
 def sampling_params(request: PreprocessedRequest, *, guided: bool = True) -> dict[str, Any]:
     sampling, stops = request.sampling_options, request.stop_conditions
-    refuse_search("SGLang", request)
+    reject_search("SGLang", request)
     params: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(sampling, name)) is not None}
     params["max_new_tokens"] = stops.max_tokens  # None: to the end of the context; left out, it would be 128
     if sampling.top_k is not None:

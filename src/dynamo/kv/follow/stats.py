@@ -35,5 +35,5 @@ class FollowStats(Struct):
         self.events[_EVENT_TYPES[type(change)], status] += 1
 
     def refused(self, change: KvChange) -> None:
-        """Count a KV event that the index has refused."""
+        """Count a KV event that the index has rejected."""
         self.events[_EVENT_TYPES[type(change)], INVALID_BLOCK] += 1

@@ -15,7 +15,7 @@ from dynamo.lab.simulate import virtual_time
 from dynamo.lab.simulate.page import COLOURS, page
 from dynamo.lab.simulate.report import FleetReport, aligned
 from dynamo.lab.simulate.service_level import ServiceLevel
-from dynamo.lab.simulate.simulation import SimulationConfig, simulated
+from dynamo.lab.simulate.simulation import SimulationConfig, start_simulation
 from dynamo.lab.simulate.traffic import SimulatedRequest
 
 Traffic = Callable[[], Iterable[SimulatedRequest]]
@@ -137,7 +137,7 @@ def _try(config: SimulationConfig, traffic: Traffic, targets: Targets) -> Planne
     wall = time.perf_counter()
 
     async def work() -> PlannedFleet:
-        async with simulated(config) as simulation:
+        async with start_simulation(config) as simulation:
             level = simulation.measured = ServiceLevel(targets.ttft_ms / 1000, targets.itl_ms / 1000)
             begun = asyncio.get_running_loop().time()
             await simulation.replay(traffic())

@@ -301,8 +301,8 @@ async def _sleep_until(when: float, loop: asyncio.AbstractEventLoop) -> None:
 
 
 @asynccontextmanager
-async def simulated(config: SimulationConfig) -> AsyncIterator[Simulation]:
-    """A fleet that has started, with its router. Runs on a `VirtualTimeLoop`."""
+async def start_simulation(config: SimulationConfig) -> AsyncIterator[Simulation]:
+    """Start a fleet with its router, and close both after the block. Runs on a `VirtualTimeLoop`."""
     fleet = SimulatedFleet(config.engine, prefill_args=config.prefill_engine)
     runtime = DistributedRuntime(config=fleet.config, local=fleet.local)
     await runtime.start()
@@ -343,7 +343,7 @@ def simulate(config: SimulationConfig, traffic: Callable[[], Iterable[SimulatedR
     """Run the traffic through the fleet and report; the same input gives the same report, except for `wall_seconds`."""
 
     async def work() -> FleetReport:
-        async with simulated(config) as simulation:
+        async with start_simulation(config) as simulation:
             begun = asyncio.get_running_loop().time()
             await simulation.replay(traffic())
             return simulation.report(begun, time.perf_counter() - wall)

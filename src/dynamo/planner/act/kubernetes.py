@@ -42,7 +42,7 @@ class WorkloadActor:
         self._read: dict[Role, Workload] = {}
 
     async def read(self) -> Mapping[Role, PoolOrder]:
-        with _raised_as_actor_errors():
+        with _raise_actor_errors():
             self._read = {role: await self._api.read(path, Workload) for role, path in self._paths.items()}
         return {role: _order(read.spec.replicas, read.status.readyReplicas or 0) for role, read in self._read.items()}
 
@@ -102,7 +102,7 @@ class GraphActor:
         self._services: dict[Role, str] = {}
 
     async def read(self) -> Mapping[Role, PoolOrder]:
-        with _raised_as_actor_errors():
+        with _raise_actor_errors():
             graph = await self._api.read(self._path, Graph)
         services = {role: self._service(graph, role) for role in self._components}
         self._metadata, self._services = graph.metadata, services
@@ -139,7 +139,7 @@ class GraphActor:
 
 
 @contextlib.contextmanager
-def _raised_as_actor_errors() -> Iterator[None]:
+def _raise_actor_errors() -> Iterator[None]:
     try:
         yield
     except KubernetesError as error:

@@ -45,7 +45,7 @@ class VirtualConnector:
         return decision_of(await self.values())
 
     async def values(self) -> dict[str, int]:
-        """Each key that is there; one that holds no number is refused."""
+        """Each key that is there; one that holds no number is rejected."""
         root = self.root.encode()
         try:
             answer = await self._gateway.call("/v3/kv/range", {"key": root, "range_end": range_end(root)}, RangeAnswer)

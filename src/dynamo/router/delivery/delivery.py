@@ -192,7 +192,7 @@ class Delivery:
         return self._backoff.pause()
 
     async def close(self) -> None:
-        """Cancel a migration under way and release the booking. The sink receives nothing more."""
+        """Cancel a migration under way and release the reservation. The sink receives nothing more."""
         self.progress.over()
         if self._migrating:
             self._migrating.cancel()

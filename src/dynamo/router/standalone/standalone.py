@@ -117,7 +117,7 @@ class StandaloneRouter:
             await delivery.close()
             raise
 
-    async def book(
+    async def reserve(
         self, request: PreprocessedRequest, request_id: str, override: CostConfig | None = None, *, learn: bool
     ) -> Placement:
         """Place a request that the caller will send itself. Nothing is sent for it, not even prefix copies."""

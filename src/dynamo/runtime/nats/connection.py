@@ -29,7 +29,7 @@ RETRY_SECONDS = 0.25
 CONNECT_SECONDS = 2
 PING_SECONDS = 5
 MAX_UNSENT_BYTES = 64 << 20
-"""Published bytes that may wait for a server that does not read; beyond them `publish` refuses."""
+"""Published bytes that may wait for a server that does not read; beyond them `publish` rejects."""
 
 Callback = Callable[[str, bytes, str], None]
 """Called with the subject, the data and the reply subject ("" when there is none)."""
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class NatsError(StartError):
-    """NATS cannot be used, or refused a message; the message names the reason."""
+    """NATS cannot be used, or rejected a message; the message names the reason."""
 
 
 class NatsSubscription:

@@ -24,7 +24,7 @@ Side = Literal["client", "worker"]
 
 NONCE_BYTES = 32
 log = logging.getLogger(__name__)
-MAX_STRANGERS = 256
+MAX_PENDING_HANDSHAKES = 256
 GREETING_SECONDS = 10.0
 """Time a peer has to introduce itself."""
 EVERY = 60.0
@@ -46,16 +46,16 @@ def is_proof(sent: bytes, token: str, side: Side, client_nonce: bytes, worker_no
     return hmac.compare_digest(sent, proof(token, side, client_nonce, worker_nonce))
 
 
-class Strangers:
+class PendingHandshakes:
     """Connections whose peer has not introduced itself: scanners, wrong tokens, other protocols. Few, not for long.
 
-    Reports the first refused one at once, and then at most one per `EVERY` seconds, with the number left out."""
+    Reports the first rejected one at once, and then at most one per `EVERY` seconds, with the number left out."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         *,
-        limit: int = MAX_STRANGERS,
+        limit: int = MAX_PENDING_HANDSHAKES,
         patience: float = GREETING_SECONDS,
     ) -> None:
         self._clock = clock
@@ -67,10 +67,10 @@ class Strangers:
         self._unreported = 0
 
     def add(self, link: object, refuse: Refuse) -> None:
-        """Refuse the connection unless it is removed in time. The oldest is refused where there are too many."""
+        """Reject the connection unless it is removed in time. The oldest is rejected where there are too many."""
         if len(self._waiting) >= self._limit:
-            _, refuse_oldest = next(iter(self._waiting.values()))
-            refuse_oldest("too many connections have not introduced themselves")
+            _, reject_oldest = next(iter(self._waiting.values()))
+            reject_oldest("too many connections have not introduced themselves")
         late = f"it has not introduced itself in {self._patience:g} s"
         self._waiting[link] = (asyncio.get_running_loop().call_later(self._patience, refuse, late), refuse)
 
