@@ -185,7 +185,7 @@ class KvRouter:
         lora_name: str | None = None,
         cache_salt: str | None = None,
     ) -> tuple[int, int, int]:
-        """Returns worker id, dp rank and the blocks it holds. With `request_id` the load is reserved there until `free`.
+        """Return worker id, dp rank and the blocks it holds. With `request_id` the load is reserved there until `free`.
 
         Without KV events, `update_indexer` makes the router count the prompt as cached there; it needs a reservation.
         """

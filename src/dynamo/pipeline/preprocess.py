@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from dynamo.model import LoadedModel, TemplateError
 from dynamo.pipeline import parse
@@ -18,7 +18,6 @@ from dynamo.pipeline.custom_tools import as_functions
 from dynamo.pipeline.guidance import forced_tool, guided_calls, guiding_field
 from dynamo.pipeline.options import ModelDefaults, engine_request, max_tokens, template_arguments, too_long
 from dynamo.pipeline.postprocess import Postprocess
-from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.pipeline.validate import reject_media, text_length
 from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard
 from dynamo.protocols.chat import AnyTool, ChatRequest
@@ -26,6 +25,19 @@ from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.embeddings import EmbeddingRequest
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidRequest
+from dynamo.runtime.metrics import Histogram
+
+
+def _without_buckets() -> Histogram:
+    return Histogram(())
+
+
+class PromptTimes(Struct):
+    template: Histogram = field(default_factory=_without_buckets)
+    """Messages into text."""
+    tokenize: Histogram = field(default_factory=_without_buckets)
+    """Text into token ids, including the hop to a thread for long texts."""
+
 
 MAX_CHARACTERS = 8 << 20
 """The length of a text that is encoded however many tokens it has."""

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from msgspec import field
 
-from dynamo.kv.follow.stats import FollowStats
+from dynamo.kv.follow.subscriptions import FollowStats
 from dynamo.runtime.metrics import Histogram
 
 EVERY = 8

@@ -11,7 +11,7 @@ from msgspec import structs
 from dynamo.handoff.router.handoffs import Handoffs
 from dynamo.handoff.router.prefills import Prefills
 from dynamo.model import CardReader, FileError, HubConfig, LoadedModel, ModelError
-from dynamo.pipeline.prompt_times import PromptTimes
+from dynamo.pipeline.preprocess import PromptTimes
 from dynamo.protocols.card import ModelCard, ModelInput
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance

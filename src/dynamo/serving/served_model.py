@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from dynamo.handoff.router.handoffs import Handoffs
 from dynamo.model import LoadedModel
-from dynamo.pipeline.preprocess import Preprocessor
-from dynamo.pipeline.prompt_times import PromptTimes
+from dynamo.pipeline.preprocess import Preprocessor, PromptTimes
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.instance import Instance

@@ -37,7 +37,7 @@ class Output(Struct, frozen=True):
     engine: str | None
     file: str | None = None
     by_default: bool = False
-    """Without `out=`: `dynamo.engines.default` chooses the engine once the model's files may be looked at."""
+    """Without `out=`: `dynamo.cli.run.launch` chooses the engine once the model's files may be looked at."""
 
     @property
     def remote(self) -> bool:

@@ -13,8 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 import aiohttp
 import msgspec
 
-from dynamo.cli.top.cells import printable
-from dynamo.cli.top.screen import lines
+from dynamo.cli.top.screen import lines, printable
 from dynamo.frontend.fleet import Document, apply_merge_patch
 from dynamo.process.backoff import Backoff
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 from dynamo.kv.follow.rank_sync import Action, FollowConfig, RankSync, SyncCommand, SyncState
 from dynamo.kv.follow.snapshots import Snapshots
-from dynamo.kv.follow.stats import FollowStats
-from dynamo.kv.follow.subscriptions import Subscriptions, count_malformed
+from dynamo.kv.follow.subscriptions import FollowStats, Subscriptions, count_malformed
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import KV_EVENTS, ComponentName, RouterEventBatch, WorkerRank
 from dynamo.protocols.errors import DynamoException, InvalidArgument
