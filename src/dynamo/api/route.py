@@ -62,7 +62,7 @@ class MeasuredRequest(RequestObserver, Protocol):
         """The request ends when this future gets its status, not when it is answered."""
 
     def failed(self, error: DynamoException) -> None:
-        """The client got this error instead of an answer."""
+        """Record the error that the client got instead of an answer."""
 
 
 class HttpCall(Generic[Body]):
@@ -93,7 +93,7 @@ class HttpCall(Generic[Body]):
         return context
 
     def warn(self, what: str, names: Sequence[str]) -> None:
-        """Name in the answer's headers what was left out of the request."""
+        """Say in the response's headers what was left out of the request."""
         if names:
             self.request.setdefault(headers.WARNINGS, []).append(headers.ignored(what, names))
 

@@ -28,7 +28,7 @@ class HandoffOffer(Struct, kw_only=True, frozen=True):
 
 
 class TakeRequest(Struct, kw_only=True, frozen=True):
-    """Sent to that endpoint; the answer is a stream of `StateChunk`."""
+    """Asks the sender of an offer for its state; the answer is a stream of `StateChunk`."""
 
     id: str
 

@@ -14,7 +14,7 @@ FULL = b"""{"error":{"message":"This server has too many open connections. Pleas
 REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
 REFUSAL += b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(FULL), FULL)
 LINGER = 2.0
-"""Seconds to keep reading what is answered before its end: a closed connection would hide the answer."""
+"""Seconds to keep reading after a rejection: a connection closed at once would hide the response."""
 
 
 class HttpConnection(web.RequestHandler):
@@ -47,7 +47,7 @@ class HttpConnection(web.RequestHandler):
             super().connection_lost(exc)
 
     def _reject(self, transport: asyncio.Transport) -> None:
-        """Answer before anything was asked, and read on for a while: closed at once, it might hide the answer."""
+        """Send the rejection, and read on for a while: a connection closed at once might hide the response."""
         self._refused = True
         transport.write(REFUSAL)
         if transport.can_write_eof():

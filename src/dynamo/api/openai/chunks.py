@@ -83,7 +83,7 @@ def error_events(error: DynamoException, request_id: str) -> bytes:
 
 
 class _ChoiceWriter:
-    """What the writers of both kinds of chunks have in common."""
+    """The part that the writers of chat chunks and of text chunks share."""
 
     def __init__(
         self, chunks: Chunks, index: int, token_ids: list[int] | None, prompt_token_ids: list[int] | None
@@ -100,7 +100,7 @@ class _ChoiceWriter:
         self._logprobs += tokens
 
     def _take_token_ids(self) -> str:
-        """The field with the ids since the last chunk."""
+        """Take the field with the token ids since the last chunk."""
         if self._token_ids is None:
             return ""
         field = f',"token_ids":{_json.encode(self._token_ids).decode()}'
@@ -108,7 +108,7 @@ class _ChoiceWriter:
         return field
 
     def _take_prompt_token_ids(self) -> str:
-        """The field with the prompt's ids, for the first chunk."""
+        """Take the field with the prompt's token ids, for the first chunk."""
         if self._prompt_token_ids is None:
             return ""
         field = f',"prompt_token_ids":{_json.encode(self._prompt_token_ids).decode()}'

@@ -22,7 +22,7 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_def
     """Either `prompt` or `messages`, which are rendered by the chat template first."""
 
     model: FilledString | None = None
-    """May be left out where a single model is served."""
+    """The model; it may be left out where a single model is served."""
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     tools: list[AnyTool] | None = None

@@ -61,7 +61,7 @@ class CapturedPayload:
         return [BothSinks(writer, kept) for writer, kept in zip(writers, self._collected.choices, strict=True)]
 
     async def collected(self) -> None:
-        """The stream has ended without an error."""
+        """Keep the collected answer: the stream has ended without an error."""
         if self._collected is not None and self._conversation is not None:
             await self._collected.done()
             self.answered(self._conversation.completion(self._collected))

@@ -73,7 +73,7 @@ _REPEATED = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "p
 _MAX_REPEATED = 1 << 16
 """Characters of a field that the response repeats, and that are stored with it."""
 _RESPONSES_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
-"""By the names of the same fields in a chat request."""
+"""The names of fields in a Responses request, by their names in a chat request."""
 
 
 def responses_to_chat(request: ResponsesRequest, history: Sequence[InputItem] = ()) -> ChatRequest:

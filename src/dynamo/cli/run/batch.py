@@ -94,7 +94,7 @@ class Batch:
 
     async def answer_all(self, file: Path, progress: Progress) -> None:
         with file.open("rb") as lines:
-            waiting = self._unanswered(lines)
+            waiting = self._unanswered_lines(lines)
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(self._concurrency):
@@ -102,7 +102,7 @@ class Batch:
             except* JournalError as errors:
                 raise RunError(str(errors.exceptions[0])) from errors
 
-    def _unanswered(self, lines: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    def _unanswered_lines(self, lines: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(lines, start=1):
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)

@@ -137,7 +137,7 @@ def _paint(text: list[str]) -> None:
 
 @contextlib.contextmanager
 def _open_screen() -> Iterator[asyncio.Future[None]]:
-    """The terminal's other screen; the future is done when q is pressed."""
+    """Switch to the terminal's alternate screen; yields a future that is done when q is pressed."""
     quitting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with contextlib.ExitStack() as stack:
         if sys.stdin is not None and sys.stdin.isatty():

@@ -115,7 +115,7 @@ class PrefillPool:
         return self._sent[instance_id]
 
     def batch_tokens(self, instance_id: int) -> int:
-        """What a prefill worker computes in one pass, at most."""
+        """The most prompt tokens that a prefill worker computes in one pass."""
         return self.runtime_of(instance_id).max_num_batched_tokens or 8192
 
     def add_waiting(self, instance_id: int, tokens: int) -> None:

@@ -41,9 +41,9 @@ class HandoffVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
     uncached_tokens: int = 0
     prefill_seconds: float | None = None
-    """Expected, to compute the uncached tokens."""
+    """The expected time to compute the uncached tokens."""
     handoff_seconds: float | None = None
-    """Expected, for the transfer and the extra hop."""
+    """The expected time of the transfer and the extra hop."""
 
     def notes(self) -> dict[str, Any]:
         notes: dict[str, Any] = msgspec.to_builtins(self)

@@ -81,7 +81,7 @@ def scan_runs(runs: Runs, tier: Tier, workers: Sequence[WorkerRank | None], most
         yield
         bounds = sorted({0, len(run.blocks), *(cut for cut in cuts.get(run, ()) if cut < len(run.blocks))})
         for first, end in pairwise(bounds):
-            by_slot = _held(run, first, end)
+            by_slot = _held_counts(run, first, end)
             found.append(
                 CachedPrefix(
                     tier=tier,
@@ -90,7 +90,7 @@ def scan_runs(runs: Runs, tier: Tier, workers: Sequence[WorkerRank | None], most
                     begin=begin + first,
                     blocks=end - first,
                     held=sum(by_slot.values()),
-                    workers=_named(by_slot, workers),
+                    workers=_ranks_at(by_slot, workers),
                 )
             )
     return sorted(found, key=lambda one: -one.held)
@@ -122,14 +122,14 @@ def scan_segments(blocks: ActiveBlocks, workers: Sequence[WorkerRank | None], mo
                 begin=segment.begin,
                 blocks=segment.end - segment.begin,
                 held=held,
-                workers=_named(slots_in(segment.mask), workers),
+                workers=_ranks_at(slots_in(segment.mask), workers),
             )
         )
     return sorted(found, key=lambda one: -one.held)
 
 
 def _segments_above(segment: Segment) -> Iterator[Segment]:
-    """Without the root, which has no blocks."""
+    """The segments above one, without the root, which has no blocks."""
     while segment.parent is not None and segment.parent.end:
         segment = segment.parent
         yield segment
@@ -151,7 +151,7 @@ def _ancestors(runs: Runs, run: Run) -> Iterator[tuple[Run, int]]:
         run = above
 
 
-def _held(run: Run, first: int, end: int) -> dict[int, int]:
+def _held_counts(run: Run, first: int, end: int) -> dict[int, int]:
     """How many of these blocks of a run each slot holds; those that hold none are left out."""
     counts = dict.fromkeys(slots_in(run.full), end - first)
     counts |= {slot: min(length, end) - first for slot, length in run.prefix.items() if length > first}
@@ -160,5 +160,5 @@ def _held(run: Run, first: int, end: int) -> dict[int, int]:
     return counts
 
 
-def _named(slots: Iterable[int], workers: Sequence[WorkerRank | None]) -> list[WorkerRank]:
+def _ranks_at(slots: Iterable[int], workers: Sequence[WorkerRank | None]) -> list[WorkerRank]:
     return [worker for slot in slots if slot < len(workers) and (worker := workers[slot]) is not None]

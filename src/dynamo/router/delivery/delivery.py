@@ -40,7 +40,7 @@ class Companion(Protocol):
     cached_before: int | None
     """Tokens of the prompt that were cached before this request; None: as the worker says."""
 
-    async def prepared(self, request: Any, placement: Placement, context: Context) -> Any:
+    async def prepare(self, request: Any, placement: Placement, context: Context) -> Any:
         """The request to send to the placement's worker. Raises nothing but CancelledError."""
 
     def computed(self) -> None:
@@ -162,7 +162,7 @@ class Delivery:
         self.placement = placement
         self.history.placed_at = self.history.placed_at or perf_counter()
         progress.sent()
-        sent = await self._beside.prepared(request, placement, self._context) if self._beside else request
+        sent = await self._beside.prepare(request, placement, self._context) if self._beside else request
         tokens = isinstance(request, PreprocessedRequest)
         prompt_tokens = len(request.token_ids) if tokens else 0
         self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_tokens)
