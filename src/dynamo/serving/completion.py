@@ -17,10 +17,10 @@ from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.serving.collect import CollectedAnswer, CollectedChoice, Listener, text_completion
-from dynamo.serving.request import ServedRequest
+from dynamo.serving.request import ModelRequest
 
 
-class Completion(ServedRequest[CompletionRequest]):
+class Completion(ModelRequest[CompletionRequest]):
     """Call `prepare`, then either `send` with your own sinks or `answer` for the whole answer.
 
     Choices are numbered over all prompts: the first `n` of them continue the first prompt.

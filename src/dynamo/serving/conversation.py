@@ -19,11 +19,11 @@ from dynamo.runtime import Context
 from dynamo.serving.collect import CollectedAnswer, Listener, chat_completion
 from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedChoice
-from dynamo.serving.request import ServedRequest
+from dynamo.serving.request import ModelRequest
 from dynamo.serving.served_model import ServedModel
 
 
-class Conversation(ServedRequest[ChatRequest]):
+class Conversation(ModelRequest[ChatRequest]):
     """Call `prepare`, then either `send` with your own sinks or `answer` for the whole answer."""
 
     model_type = ModelType.Chat

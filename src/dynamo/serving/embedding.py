@@ -27,7 +27,7 @@ from dynamo.protocols.card import ModelType
 from dynamo.protocols.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from dynamo.protocols.errors import InvalidRequest, ProtocolError
 from dynamo.runtime.stream import FirstAnswer
-from dynamo.serving.request import ServedRequest
+from dynamo.serving.request import ModelRequest
 
 T = TypeVar("T")
 Vectors = list[list[float]]
@@ -47,7 +47,7 @@ class _EmbeddingAnswer(Struct):
     usage: EmbeddingUsage | None = None
 
 
-class Embeddings(ServedRequest[EmbeddingRequest]):
+class Embeddings(ModelRequest[EmbeddingRequest]):
     model_type = ModelType.Embedding
 
     async def answer(self) -> EmbeddingList:

@@ -36,7 +36,7 @@ from dynamo.serving.served_model import ServedModel
 RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest | TensorRequest)
 
 
-class ServedRequest(Generic[RequestT]):
+class ModelRequest(Generic[RequestT]):
     """Must be closed, whatever its state: that ends the streams it still has at workers."""
 
     model_type: ClassVar[ModelType]

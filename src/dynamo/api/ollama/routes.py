@@ -82,11 +82,11 @@ async def _embed(
     request = EmbeddingRequest(model=model.name, input=[input] if isinstance(input, str) else [*input])
     request.dimensions = dimensions or None
     validate_embedding(request)
-    served = Embeddings(model, request, call.context(request), call.record)
+    inference = Embeddings(model, request, call.context(request), call.record)
     try:
-        vectors, usage = await served.vectors(truncate=truncate)
+        vectors, usage = await inference.vectors(truncate=truncate)
     finally:
-        await served.close()
+        await inference.close()
     return vectors, usage.prompt_tokens
 
 

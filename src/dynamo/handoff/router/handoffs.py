@@ -113,7 +113,7 @@ class Handoff:
     async def prepare(
         self, request: PreprocessedRequest, placement: Placement, context: Context
     ) -> PreprocessedRequest:
-        """Prepare the request to send to the placement's worker, once its prompt is computed if it is to be elsewhere."""
+        """Return the request for the placement's worker, once another one has computed its prompt where that is due."""
         pool, costs, decode_id = self._of.pool, self._of.costs, placement.instance_id
         self.cached_before = None
         case = self._case(request, placement)

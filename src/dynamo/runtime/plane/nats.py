@@ -16,7 +16,7 @@ from dynamo.protocols.errors import CannotConnect, Disconnected, Unavailable
 from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.names import new_instance_id
 from dynamo.runtime.nats.connection import NatsConnection, NatsError, NatsSubscription
-from dynamo.runtime.plane.base import served_path
+from dynamo.runtime.plane.base import instance_path
 from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.handshake import PendingHandshakes
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
@@ -131,7 +131,7 @@ class NatsPlane:
                 pipe.link.lose(Disconnected(f"the connection to NATS at {self._nats.config.where} broke"))
 
     def channel(self, instance: Instance) -> LinkChannel:
-        return LinkChannel(self._pool, instance.address, served_path(instance))
+        return LinkChannel(self._pool, instance.address, instance_path(instance))
 
     def link_rows(self) -> Iterator[dict[str, Any]]:
         pipes = [(pipe, "from a client") for pipe in self._inbound.values()]

@@ -15,7 +15,7 @@ from msgspec import Struct
 from dynamo.process.addresses import LOOPBACK, own_address
 from dynamo.protocols.errors import CannotConnect, Disconnected
 from dynamo.protocols.instance import Instance, Transport
-from dynamo.runtime.plane.base import PlaneError, served_path
+from dynamo.runtime.plane.base import PlaneError, instance_path
 from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.handshake import PendingHandshakes
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
@@ -100,7 +100,7 @@ class TcpPlane:
         self._handshakes.refused("a client", f"TLS failed: {tls_reason(error)}")
 
     def channel(self, instance: Instance) -> LinkChannel:
-        return LinkChannel(self._pool, instance.address, served_path(instance))
+        return LinkChannel(self._pool, instance.address, instance_path(instance))
 
     def link_rows(self) -> Iterator[dict[str, Any]]:
         for protocol in tuple(self._open):

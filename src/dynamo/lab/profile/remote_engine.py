@@ -45,7 +45,7 @@ class _StreamEvent(Struct):
     choices: list[object] = []
 
 
-class ServedEngine:
+class RemoteEngine:
     """Sends prompts of token ids to /v1/completions and measures when their tokens come."""
 
     clock = staticmethod(time.perf_counter)
