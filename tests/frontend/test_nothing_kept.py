@@ -12,7 +12,7 @@ from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.stream_watch import StreamClock
-from dynamo.serving.collect import CollectedAnswer, CollectedChoice
+from dynamo.serving.collect import CollectedChoice, CollectedResponse
 from dynamo.serving.request import ModelRequest
 from support.toys import Live, Scripted
 
@@ -23,7 +23,7 @@ PARTS = (
     StreamClock,
     Postprocess,
     EventStream,
-    CollectedAnswer,
+    CollectedResponse,
     CollectedChoice,
 )
 

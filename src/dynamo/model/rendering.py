@@ -29,7 +29,7 @@ _TRIAL_TIME = datetime(2026, 1, 2, 3, 4, 5)
 _INTERRUPTS = (KeyboardInterrupt, SystemExit)
 
 
-class _Refusal(Exception):
+class _Rejection(Exception):
     """Raised by a template through raise_exception."""
 
 
@@ -70,7 +70,7 @@ class Renderer:
     def _render_reference(self, context: dict[str, Any]) -> str:
         try:
             return self._reference.render(**context)
-        except _Refusal as error:
+        except _Rejection as error:
             raise TemplateError(str(error)) from None
         except Exception as error:  # a template is a program and can raise anything
             raise TemplateError(f"the chat template failed: {error or type(error).__name__}") from error
@@ -116,7 +116,7 @@ class Renderer:
 
 
 def _reject(message: object = "the chat template refused these messages") -> str:
-    raise _Refusal(str(message))
+    raise _Rejection(str(message))
 
 
 def _to_json(

@@ -37,7 +37,7 @@ COMMAND = "python -m dynamo.planner"
 
 
 class PlannerSettings(Settings, frozen=True, kw_only=True):
-    """Beside the configuration: where its file is, and what Kubernetes says where it says nothing."""
+    """The settings beside the configuration: where its file is, and what Kubernetes says in its place."""
 
     # fmt: off
     config: Annotated[str | None, Setting(

@@ -1,4 +1,4 @@
-"""Tells everyone who looks at the fleet what the planner says, over the event plane."""
+"""Publishes what the planner says on the event plane, for the fleet views of frontends."""
 
 from __future__ import annotations
 

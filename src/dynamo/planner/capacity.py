@@ -51,7 +51,7 @@ class WorkerSample(Struct, frozen=True):
 
 class LatencyLine(Struct, frozen=True):
     idle: float
-    """Seconds without load."""
+    """The latency without load, in seconds."""
     limit: float
     """The load at which latency has no bound."""
     seen: float
@@ -119,7 +119,7 @@ class StepTime(Struct, frozen=True):
 
 
 def fit_ttft(samples: Sequence[WorkerSample], least: int, target: float = math.inf) -> LatencyLine | None:
-    """None for fewer than `least` samples. Loads at which latency was above `target` are never believed to be fine."""
+    """Fit a line; None for fewer than `least` samples. Loads with a latency above `target` never count as fine."""
     if len(samples) < least:
         return None
     weight = sum(each.weight for each in samples)
@@ -140,7 +140,7 @@ def fit_ttft(samples: Sequence[WorkerSample], least: int, target: float = math.i
 
 
 def fit_step(samples: Sequence[WorkerSample], least: int) -> StepTime | None:
-    """None for fewer than `least` samples."""
+    """Fit the time of a step; None for fewer than `least` samples."""
     if len(samples) < least:
         return None
     # Times the latency, both loads explain it in a straight line. Errors count in proportion to it: a jam, in which it
@@ -179,13 +179,13 @@ def fit_step(samples: Sequence[WorkerSample], least: int) -> StepTime | None:
 
 
 def _missed_load(samples: Sequence[WorkerSample], target: float) -> float:
-    """The upper quartile: while a jam is worked off, latency is high at loads that would be fine otherwise."""
+    """The upper quartile of loads that missed: while a jam is worked off, latency is high at loads that are fine."""
     missed_load = sorted(each.prompts for each in samples if each.latency > target)
     return missed_load[len(missed_load) * 3 // 4] if len(missed_load) >= _MIN_MISSES else math.inf
 
 
 def samples(history: Sequence[Observation], role: Role, config: PlannerConfig, latency: str) -> list[WorkerSample]:
-    """`latency` is "ttft" or "itl". Where there are enough calm observations, those in a jam are left out.
+    """Samples of a worker for "ttft" or "itl". Where there are enough calm observations, those in a jam are left out.
 
     Requests that wait stay where they were sent: while a jam is worked off, some workers have too much and others
     nothing, and their mean says little about one of them.
@@ -201,14 +201,14 @@ def samples(history: Sequence[Observation], role: Role, config: PlannerConfig, l
 
 
 def late(seen: Observation, target: float) -> float:
-    """Requests that wait beyond those that may, at this rate, without missing the target."""
+    """How many requests wait beyond those that can meet the target at this rate."""
     return max(0.0, seen.traffic.waiting - rate_of(seen) * target) if seen.traffic else 0.0
 
 
 def _worker_samples(
     recent: Sequence[Observation], role: Role, split: bool, latency: str, half_life: float, target: float, most: int
 ) -> Iterator[WorkerSample]:
-    """Means of `most` observations each."""
+    """Yield means of `most` observations each."""
     newest = len(recent) - 1
     length, period = 0.0, _FleetPeriod(split=split)
     for at, (before, now) in enumerate(pairwise(recent), 1):

@@ -162,7 +162,7 @@ class PlannerConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_config(source: str | None, environ: Mapping[str, str] = {}, flags: Mapping[str, Any] = {}) -> PlannerConfig:
-    """From flags and variables, and JSON given as it is or a file with JSON or YAML."""
+    """Read flags, variables, and JSON given as it is or a file with JSON or YAML."""
     asked = read(PlannerConfig, environ, flags)
     if source is None:
         return make_config(asked, "the planner's settings")
@@ -175,7 +175,7 @@ def read_config(source: str | None, environ: Mapping[str, str] = {}, flags: Mapp
 
 
 def parse_config(text: bytes | str, file: str = "--config", asked: Mapping[str, Any] = {}) -> PlannerConfig:
-    """What was `asked` besides beats the text."""
+    """Read a configuration; what was `asked` besides beats the text."""
     import yaml
 
     try:

@@ -1,4 +1,4 @@
-"""From what was seen to how many workers there should be: a pure function of history and configuration.
+"""Decides how many workers there should be: a pure function of the history and the configuration.
 
 A decision adds workers at once and takes them away only after a whole window with too many. It stays where it is while
 data is missing, while a change by someone else is fresh, and while an earlier decision is being carried out.
@@ -27,9 +27,9 @@ State = Literal[
 TTFT_TAIL = 3.0
 """Waiting times have about an exponential tail: 95 % wait less than three times the mean."""
 _ITL_TAIL = 1.15
-"""The mean time between the tokens of a request differs less."""
+"""The tail of the mean time between a request's tokens, which differs less."""
 _ITL_TAIL_SLOW_START = 1.3
-"""Where workers start slowly, there has to be room for a rise that begins as well."""
+"""The same tail where workers start slowly: there has to be room for a rise that begins as well."""
 _FULL_KV_SHARE = 0.9
 """The share of KV blocks that running requests may use after a scale-down."""
 _STEADY_SHARE = 1 / 3
@@ -40,7 +40,7 @@ _ROOM_FOR_CHANCE = 3.0
 """Standard deviations of demand that the workers left by a scale-down must have room for. With less room, chance alone
 would soon call for the worker that was taken away: each decision looks again, and there are hundreds of them."""
 _ROOM_AFTER_SCALE_DOWN = 1.0
-"""This many after a scale-down where workers start quickly: going on takes less than turning."""
+"""The room, in standard deviations, where the last change was a scale-down too and workers start quickly."""
 _ROOM_BEFORE_SCALE_UP = 1.5
 """After a scale-down, a worker is added only once demand is this number of standard deviations above what the workers
 sustain, unless demand changed suddenly: turning back takes as much as the scale-down did."""
@@ -179,7 +179,7 @@ def _need_in_window(
 
 
 def _slow_start(config: PlannerConfig) -> float:
-    """0: a worker that is missing is there at once. 1: its start takes a third of the window or longer."""
+    """How slowly workers start: 0 is at once, 1 is a third of the window or longer."""
     return min(1.0, 3 * config.startup_seconds / config.throughput_adjustment_interval_seconds)
 
 
@@ -234,7 +234,7 @@ def _need_for_rate(
 def _limits(
     role: Role, forecast: Forecast, config: PlannerConfig
 ) -> Iterator[tuple[LatencyLine | StepTime, float, float]]:
-    """What bounds the load of a worker: the model, the target in seconds, and its tail."""
+    """Yield what bounds the load of a worker: a model, its target in seconds, and its tail."""
     if not forecast.input_tokens or not forecast.output_tokens:
         return
     if role in _ttft_roles(config) and forecast.ttft:
@@ -248,7 +248,7 @@ def itl_tail(config: PlannerConfig) -> float:
 
 
 def _why_more_cannot_help(rate: float, role: Role, forecast: Forecast, config: PlannerConfig) -> str | None:
-    """Why more workers do not help, where each has only `rate` requests per second and misses a target even so."""
+    """Say why more workers cannot help where each misses a target with only `rate` requests per second."""
     for model, target, _ in _limits(role, forecast, config):
         if model.fitted and model.idle >= target and model.is_half_used(rate, *forecast.tokens(role)):
             return f"a worker without load would take {1000 * model.idle:.0f} ms, so more workers cannot help"

@@ -22,7 +22,7 @@ _PREFIX = "dynamo_planner_"
 
 
 class PlannerMetrics:
-    """A value that is not known has no series."""
+    """The metrics of one planner; a value that is not known has no series."""
 
     def __init__(self, config: PlannerConfig) -> None:
         self._last = _Tick(config)

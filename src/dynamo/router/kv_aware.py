@@ -256,7 +256,7 @@ class KvAwareRouter:
         if awaited:
             fleet = self._ranks.only([worker for worker in fleet.workers if worker not in awaited])
         if self._thresholds:
-            fleet = self._below_thresholds(fleet, pending, refuse=arriving)
+            fleet = self._below_thresholds(fleet, pending, reject=arriving)
         now = asyncio.get_running_loop().time()
         loads = self.book.loads(fleet.workers, pending.hashes, now)
         limit = self._config.queue_threshold
@@ -357,8 +357,8 @@ class KvAwareRouter:
             raise self.instances.none_reachable()
         return fleet
 
-    def _below_thresholds(self, fleet: Fleet, pending: RequestToPlace, *, refuse: bool = True) -> Fleet:
-        """The ranks below the thresholds. If there are none, the request is rejected or, without `refuse`, waits."""
+    def _below_thresholds(self, fleet: Fleet, pending: RequestToPlace, *, reject: bool = True) -> Fleet:
+        """The ranks below the thresholds. If there are none, the request is rejected or, without `reject`, waits."""
         loads = self.book.loads(fleet.workers, pending.hashes, asyncio.get_running_loop().time())
         reported = self._reported.get if self._reported else lambda _: NO_REPORT
         card, busy = self._runtime_of, self.thresholds.busy
@@ -367,7 +367,7 @@ class KvAwareRouter:
             for worker, tokens, blocks in zip(fleet.workers, loads.prefill_tokens, loads.active_blocks, strict=True)
             if not busy(card(worker.worker_id), reported(worker), tokens, blocks)
         ]
-        if refuse and not free:
+        if reject and not free:
             self.stats.rejected += 1
             raise ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
         return fleet if len(free) == len(fleet.workers) else self._ranks.only(free)

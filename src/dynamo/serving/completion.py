@@ -16,7 +16,7 @@ from dynamo.protocols.card import ModelType
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.serving.collect import CollectedAnswer, CollectedChoice, Listener, text_completion
+from dynamo.serving.collect import CollectedChoice, CollectedResponse, Listener, text_completion
 from dynamo.serving.request import ModelRequest
 
 
@@ -102,7 +102,7 @@ class Completion(ModelRequest[CompletionRequest]):
             nvext=self.nvext(collected.stop_reason),
         )
 
-    def _keep_prompts_only(self, collected: CollectedAnswer) -> None:
+    def _keep_prompts_only(self, collected: CollectedResponse) -> None:
         """`max_tokens` 0: the client wants the prompt with its log probabilities."""
         for choice in collected.choices:
             echoed = choice.prompt_tokens[1:]
@@ -114,10 +114,10 @@ class Completion(ModelRequest[CompletionRequest]):
             choice.finished = Finish("length", Usage())
         collected.usage.completion_tokens = 0
 
-    async def _collect(self, listener: Listener | None) -> CollectedAnswer:
+    async def _collect(self, listener: Listener | None) -> CollectedResponse:
         """All `best_of` choices of each prompt."""
         candidates = self._candidates
-        collected = CollectedAnswer(len(self.prompts) * candidates, candidates, listener, self.token_ids)
+        collected = CollectedResponse(len(self.prompts) * candidates, candidates, listener, self.token_ids)
         for index, choice in enumerate(collected.choices):
             prepared = self.prompts[index // candidates].choice(index % candidates)
             if candidates > self.n:
@@ -129,7 +129,7 @@ class Completion(ModelRequest[CompletionRequest]):
         await collected.done()
         return collected
 
-    def _best(self, collected: CollectedAnswer) -> list[CollectedChoice]:
+    def _best(self, collected: CollectedResponse) -> list[CollectedChoice]:
         """The likeliest `n` of the candidates of each prompt."""
         choices, candidates = collected.choices, self._candidates
         if candidates == self.n:

@@ -16,7 +16,7 @@ from dynamo.protocols.answers import ChatCompletion
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.chat import AudioPart, ChatRequest, ImagePart, Message
 from dynamo.runtime import Context
-from dynamo.serving.collect import CollectedAnswer, Listener, chat_completion
+from dynamo.serving.collect import CollectedResponse, Listener, chat_completion
 from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedChoice
 from dynamo.serving.request import ModelRequest
@@ -91,13 +91,13 @@ class Conversation(ModelRequest[ChatRequest]):
             return await self.relayed_answer(listener)
         return self.completion(await self.collect(listener))
 
-    async def collect(self, listener: Listener | None = None) -> CollectedAnswer:
-        collected = CollectedAnswer(self.n, self.n, listener, self.token_ids, self.custom_tools)
+    async def collect(self, listener: Listener | None = None) -> CollectedResponse:
+        collected = CollectedResponse(self.n, self.n, listener, self.token_ids, self.custom_tools)
         await self.send(collected.choices)
         await collected.done()
         return collected
 
-    def completion(self, collected: CollectedAnswer) -> ChatCompletion:
+    def completion(self, collected: CollectedResponse) -> ChatCompletion:
         return chat_completion(
             collected,
             id=self.id,

@@ -33,7 +33,7 @@ T = TypeVar("T")
 Vectors = list[list[float]]
 
 
-class _TokenAnswer(Struct):
+class _TokenResponse(Struct):
     embedding: list[float]
 
 
@@ -42,7 +42,7 @@ class _TextEntry(Struct):
     index: int | None = None
 
 
-class _EmbeddingAnswer(Struct):
+class _EmbeddingResponse(Struct):
     data: list[_TextEntry]
     usage: EmbeddingUsage | None = None
 
@@ -85,12 +85,12 @@ class Embeddings(ModelRequest[EmbeddingRequest]):
         values = await asyncio.gather(*(item.value for item in items))
         count = sum(map(len, inputs))
         usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
-        return [_converted(value, _TokenAnswer).embedding for value in values], usage
+        return [_converted(value, _TokenResponse).embedding for value in values], usage
 
     async def _from_text(self) -> tuple[Vectors, EmbeddingUsage]:
         item = FirstAnswer()
         await self.relay(item)
-        answer, wanted = _converted(await item.value, _EmbeddingAnswer), len(self.request.inputs())
+        answer, wanted = _converted(await item.value, _EmbeddingResponse), len(self.request.inputs())
         if len(answer.data) != wanted:
             raise ProtocolError(f"the worker gave {len(answer.data)} embeddings for {wanted} inputs")
         ordered = sorted(answer.data, key=lambda one: one.index or 0)

@@ -130,7 +130,7 @@ class _RelayedChunk(Struct):
     usage: Usage | None = None
 
 
-class RelayedAnswer:
+class RelayedResponse:
     """The worker's chunks folded into one answer; fields beside `choices` keep their last value."""
 
     def __init__(self, head: dict[str, Any], worker: WorkerName, listener: Listener | None = None) -> None:

@@ -144,9 +144,9 @@ def test_many_strangers_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) 
     now = [0.0]
     handshakes = PendingHandshakes(lambda: now[0])
     for _ in range(100):
-        handshakes.refused("10.0.0.9:1", "no hello")
+        handshakes.rejected("10.0.0.9:1", "no hello")
     now[0] = EVERY
-    handshakes.refused("10.0.0.9:2", "no hello")
+    handshakes.rejected("10.0.0.9:2", "no hello")
     assert [one.message for one in caplog.records] == [
         "closing the connection with 10.0.0.9:1: no hello",
         "closing the connection with 10.0.0.9:2: no hello (99 more were refused since the last such line)",

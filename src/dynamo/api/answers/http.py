@@ -18,7 +18,7 @@ KEEP_ALIVE_SECONDS = web.AppKey("keep_alive_seconds", float)
 """How often a comment is sent until the first event; 0 is never."""
 
 
-class StreamedAnswer(Protocol):
+class StreamedResponse(Protocol):
     """Writes the events of one answer."""
 
     events: EventStream
@@ -59,7 +59,7 @@ def page(request: web.Request, ids: Sequence[str], values: Sequence[Any], *, lim
 
 async def stream_response(
     call: HttpCall[Any],
-    answer: StreamedAnswer,
+    answer: StreamedResponse,
     inference: ModelRequest[Any] | None = None,
     at_end: Callable[[], Awaitable[None]] | None = None,
 ) -> web.StreamResponse:

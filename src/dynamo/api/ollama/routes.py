@@ -22,7 +22,7 @@ from dynamo.api.ollama.messages import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from dynamo.api.ollama.stream import NDJSON, OllamaAnswers, OllamaWriter
+from dynamo.api.ollama.stream import NDJSON, OllamaLines, OllamaWriter
 from dynamo.api.ollama.to_chat import ollama_to_chat
 from dynamo.api.openai.tokens import version
 from dynamo.api.route import Api, HttpCall, HttpRoute, inference
@@ -144,7 +144,7 @@ async def _answer(
     is_empty: bool,
 ) -> web.StreamResponse:
     model = _model(host, call.body.model)
-    answers = OllamaAnswers(model.name, is_chat=is_chat)
+    answers = OllamaLines(model.name, is_chat=is_chat)
     if is_empty:
         # Ollama loads the model then; here it is loaded.
         loaded = answers.piece()

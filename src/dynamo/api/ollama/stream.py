@@ -18,7 +18,7 @@ from dynamo.protocols.errors import DynamoException
 NDJSON = "application/x-ndjson"
 
 
-class OllamaAnswers:
+class OllamaLines:
     """Builds the lines of one answer."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
@@ -61,7 +61,7 @@ class OllamaAnswers:
 class OllamaWriter:
     """Writes the one choice of a stream. Ollama sends a call as a whole."""
 
-    def __init__(self, answers: OllamaAnswers) -> None:
+    def __init__(self, answers: OllamaLines) -> None:
         self.events = EventStream(NDJSON)
         self.error: DynamoException | None = None
         self._answers = answers

@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 
 from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
 from dynamo.protocols.errors import DynamoException
-from dynamo.serving.collect import CollectedAnswer
+from dynamo.serving.collect import CollectedResponse
 from dynamo.serving.conversation import Conversation
 
 ENDPOINT = "openai.chat_completion"
@@ -38,7 +38,7 @@ class CapturedPayload:
         self._body = body
         self._headers = headers
         self._response: bytes | None = None
-        self._collected: CollectedAnswer | None = None
+        self._collected: CollectedResponse | None = None
         self._conversation: Conversation | None = None
         self._incomplete: str | None = None
 
@@ -57,7 +57,7 @@ class CapturedPayload:
     def collecting(self, conversation: Conversation, writers: Sequence[ChoiceSink]) -> list[ChoiceSink]:
         """Sinks that pass everything on to the writers of a stream, and keep it."""
         self._conversation = conversation
-        self._collected = CollectedAnswer(conversation.n, conversation.n, custom_tools=conversation.custom_tools)
+        self._collected = CollectedResponse(conversation.n, conversation.n, custom_tools=conversation.custom_tools)
         return [BothSinks(writer, kept) for writer, kept in zip(writers, self._collected.choices, strict=True)]
 
     async def collected(self) -> None:

@@ -183,9 +183,9 @@ class Follower:
                 self._index.clear(rank.worker)
             else:
                 try:
-                    self._stats.applied(action.data, self._index.apply(action))
+                    self._stats.count_applied(action.data, self._index.apply(action))
                 except InvalidArgument as error:
-                    self._stats.refused(action.data)
+                    self._stats.count_rejected(action.data)
                     count_malformed(self._stats, _WHAT, error)
                     self._perform(rank, rank.sync.rejected())
                     return

@@ -34,7 +34,7 @@ class FollowStats(Struct):
     malformed: int = 0
     """Messages that could not be decoded."""
 
-    def applied(self, change: KvChange, blocks: int) -> None:
+    def count_applied(self, change: KvChange, blocks: int) -> None:
         """Count a KV event that the index has applied; `blocks` is how many the rank gained or lost."""
         status = OK
         if type(change) is Stored:
@@ -43,7 +43,7 @@ class FollowStats(Struct):
             status = BLOCK_NOT_FOUND
         self.events[_EVENT_TYPES[type(change)], status] += 1
 
-    def refused(self, change: KvChange) -> None:
+    def count_rejected(self, change: KvChange) -> None:
         """Count a KV event that the index has rejected."""
         self.events[_EVENT_TYPES[type(change)], INVALID_BLOCK] += 1
 

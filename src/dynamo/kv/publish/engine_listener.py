@@ -194,7 +194,7 @@ class EngineListener:
         self._forget()
 
     def _malformed(self, error: MalformedEvents) -> None:
-        self._rank.refused(str(error))
+        self._rank.rejected(str(error))
         self._forget()
 
     def _forget(self) -> None:

@@ -220,7 +220,7 @@ class EngineRank:
     def __init__(self, rank: RankFeed, block_size: int) -> None:
         self._rank = rank
         self._block_size = block_size
-        self._refusals = 0
+        self._rejections = 0
         self.stopped = False
         """Nothing more is published: the engine's block size is not the model card's."""
         self._size_confirmed = False
@@ -236,7 +236,7 @@ class EngineRank:
             self._stop(min(translated.block_sizes))
             return
         for reason in translated.skipped:
-            self.refused(reason)
+            self.rejected(reason)
         for tier, change in translated.changes:
             self._rank.publish(change, tier)
 
@@ -245,10 +245,10 @@ class EngineRank:
         self._rank.publish(Cleared())
         self._translator = Translator(self._block_size)
 
-    def refused(self, reason: str) -> None:
-        self._refusals += 1
+    def rejected(self, reason: str) -> None:
+        self._rejections += 1
         log.log(
-            logging.WARNING if self._refusals <= _WARNINGS else logging.DEBUG,
+            logging.WARNING if self._rejections <= _WARNINGS else logging.DEBUG,
             "blocks of worker %x rank %d are left out: %s", *self._rank.worker, reason,
         )  # fmt: skip
 

@@ -26,7 +26,7 @@ class ReplicaCounts(Struct, frozen=True):
 
 
 class Workload(Struct, frozen=True):
-    """What is read of a Deployment or a StatefulSet."""
+    """The fields that are read of a Deployment or a StatefulSet."""
 
     metadata: ObjectMetadata
     spec: WorkloadSpec
@@ -79,7 +79,7 @@ class GraphStatus(Struct, frozen=True):
 
 
 class Graph(Struct, frozen=True):
-    """What is read of ai-dynamo's DynamoGraphDeployment."""
+    """The fields that are read of ai-dynamo's DynamoGraphDeployment."""
 
     metadata: ObjectMetadata
     spec: GraphSpec
@@ -123,7 +123,7 @@ class GraphActor:
             raise ActorError(str(error), unchanged=unchanged) from error
 
     def _service(self, graph: Graph, role: Role) -> str:
-        """The one with the name of the configuration, else the only one of this kind."""
+        """The service with the name of the configuration, else the only one of this kind."""
         services = graph.spec.services
         named = [self._components[role]] if self._components[role] in services else []
         found = named or [name for name, service in services.items() if service.subComponentType == role]

@@ -29,7 +29,7 @@ GREETING_SECONDS = 10.0
 """Time a peer has to introduce itself."""
 EVERY = 60.0
 """Seconds between two lines in the log."""
-Refuse = Callable[[str], None]
+Reject = Callable[[str], None]
 """Closes a connection, for a reason."""
 
 
@@ -61,25 +61,25 @@ class PendingHandshakes:
         self._clock = clock
         self._limit = limit
         self._patience = patience
-        self._waiting: dict[object, tuple[asyncio.TimerHandle, Refuse]] = {}
+        self._waiting: dict[object, tuple[asyncio.TimerHandle, Reject]] = {}
         """In the order in which they came."""
         self._silent_until = float("-inf")
         self._unreported = 0
 
-    def add(self, link: object, refuse: Refuse) -> None:
+    def add(self, link: object, reject: Reject) -> None:
         """Reject the connection unless it is removed in time. The oldest is rejected where there are too many."""
         if len(self._waiting) >= self._limit:
             _, reject_oldest = next(iter(self._waiting.values()))
             reject_oldest("too many connections have not introduced themselves")
         late = f"it has not introduced itself in {self._patience:g} s"
-        self._waiting[link] = (asyncio.get_running_loop().call_later(self._patience, refuse, late), refuse)
+        self._waiting[link] = (asyncio.get_running_loop().call_later(self._patience, reject, late), reject)
 
     def remove(self, link: object) -> None:
         """It has introduced itself, or is gone."""
         if waiting := self._waiting.pop(link, None):
             waiting[0].cancel()
 
-    def refused(self, peer: str, why: object) -> None:
+    def rejected(self, peer: str, why: object) -> None:
         now = self._clock()
         if now < self._silent_until:
             self._unreported += 1

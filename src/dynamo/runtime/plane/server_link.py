@@ -101,14 +101,14 @@ class ServerLink(Link):
         self._handshakes.remove(self)
 
     def _give_up(self, why: str) -> None:
-        self._handshakes.refused(self.peer, why)
+        self._handshakes.rejected(self.peer, why)
         self.lose(Disconnected(f"connection closed: {why}"))
 
     def _report(self, error: ProtocolError) -> None:
         if self._greeted:
             super()._report(error)
         else:
-            self._handshakes.refused(self.peer, error)
+            self._handshakes.rejected(self.peer, error)
 
     def _request(self, request: frames.Request) -> None:
         if not self._greeted:

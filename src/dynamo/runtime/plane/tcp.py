@@ -97,7 +97,7 @@ class TcpPlane:
             raise PlaneError(f"cannot listen on {config.host}:{config.port}: {why}") from error
 
     def _handshake_failed(self, error: ssl.SSLError) -> None:
-        self._handshakes.refused("a client", f"TLS failed: {tls_reason(error)}")
+        self._handshakes.rejected("a client", f"TLS failed: {tls_reason(error)}")
 
     def channel(self, instance: Instance) -> LinkChannel:
         return LinkChannel(self._pool, instance.address, instance_path(instance))
