@@ -14,8 +14,7 @@ from msgspec import Struct, structs
 from dynamo.lab.simulate import virtual_time
 from dynamo.lab.simulate.page import COLOURS, page
 from dynamo.lab.simulate.report import FleetReport, aligned
-from dynamo.lab.simulate.service_level import ServiceLevel
-from dynamo.lab.simulate.simulation import SimulationConfig, start_simulation
+from dynamo.lab.simulate.simulation import ServiceLevel, SimulationConfig, start_simulation
 from dynamo.lab.simulate.traffic import SimulatedRequest
 
 Traffic = Callable[[], Iterable[SimulatedRequest]]

@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from dynamo.lab.simulate import virtual_time
 from dynamo.lab.simulate.fleet import SimulatedWorker
-from dynamo.lab.simulate.service_level import ServiceLevel
-from dynamo.lab.simulate.simulation import Simulation, SimulationConfig, start_simulation
+from dynamo.lab.simulate.simulation import ServiceLevel, Simulation, SimulationConfig, start_simulation
 from dynamo.lab.simulate.traffic import SimulatedRequest
 from dynamo.planner.config import PlannerConfig, Role
 from dynamo.planner.decide import ScalingDecision
