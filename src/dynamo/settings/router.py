@@ -35,11 +35,11 @@ class HandoffConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 Seconds = Meta(ge=0, lt=1e9)
 QueuePolicy = Literal["fcfs", "wspt"]
 POLICIES = {
-    "round-robin": "dynamo.router.simple:RoundRobin",
-    "random": "dynamo.router.simple:Random",
-    "least-loaded": "dynamo.router.simple:LeastLoaded",
-    "power-of-two": "dynamo.router.simple:PowerOfTwo",
-    "direct": "dynamo.router.simple:Direct",
+    "round-robin": "dynamo.router.policy:RoundRobin",
+    "random": "dynamo.router.policy:Random",
+    "least-loaded": "dynamo.router.policy:LeastLoaded",
+    "power-of-two": "dynamo.router.policy:PowerOfTwo",
+    "direct": "dynamo.router.policy:Direct",
 }
 """The classes of the simple policies, by router mode. A router imports the one it uses."""
 MODES = (*POLICIES, "kv")
