@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.engines.vllm.controls import checked_weights
+from dynamo.engines.vllm.weights import checked_weights
 from dynamo.model import bundled
 from dynamo.protocols.errors import InvalidArgument
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from dynamo.engines.base import Control
+from dynamo.engines.vllm.weights import checked_weights
 from dynamo.process.threads import in_thread
 from dynamo.protocols.errors import HttpError, InvalidArgument
 
@@ -122,35 +122,3 @@ def _mode(body: Mapping[str, Any]) -> str:
     if mode not in MODES:
         raise InvalidArgument(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     return str(mode)
-
-
-_LARGEST_HEADER = 100 << 20
-
-
-def checked_weights(path: Any, running: Path) -> Path:
-    """The folder; raises InvalidArgument unless it has the tensors, by name and shape, of the model that runs."""
-    if not isinstance(path, str) or not path:
-        raise InvalidArgument("model_path must be a folder of the worker's machine with the new weights")
-    folder = Path(path).expanduser().resolve()
-    new, old = _shapes(folder), _shapes(running)
-    for name in sorted(new.keys() | old.keys()):
-        if new.get(name) != old.get(name):
-            found, needed = (shapes.get(name, "no such tensor") for shapes in (new, old))
-            raise InvalidArgument(f"the weights in {folder} do not fit: {name} is {found}, the model has {needed}")
-    return folder
-
-
-def _shapes(folder: Path) -> dict[str, Any]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise InvalidArgument(f"there are no weights (*.safetensors) in {folder}")
-    shapes: dict[str, Any] = {}
-    for file in files:
-        try:
-            with file.open("rb") as read:
-                size = int.from_bytes(read.read(8), "little")
-                header: Any = json.loads(read.read(size)) if size <= _LARGEST_HEADER else None
-            shapes |= {name: about["shape"] for name, about in header.items() if name != "__metadata__"}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidArgument(f"{file} is no safetensors file: {error}") from None
-    return shapes
