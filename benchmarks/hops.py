@@ -102,7 +102,7 @@ WALKS = {
         Stretch("planner", r"measurement", first=r"Planner\.tick"),
         Stretch("planner", r"\w*Actor\.read", first=r"Planner\.tick"),
         Stretch("planner", r"forecast_of", first=r"Planner\.tick"),
-        Stretch("planner", r"\w+\.sustained", first=r"decide"),
+        Stretch("planner", r"\w+\.sustainable_rate", first=r"decide"),
         Stretch("planner", r"\w*Actor\.scale", first=r"Planner\.tick"),
         Stretch("planner", r"SupervisedProcess\.__init__"),
         Stretch("planner", r"SupervisedProcess\.run"),

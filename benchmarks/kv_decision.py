@@ -50,7 +50,7 @@ def main() -> None:
             for k in range(4):
                 other = [*prompt[: 16 * rng.choice((0, 64, 64, 128))], *(rng.randrange(150_000) for _ in range(512))]
                 hashes = prompt_hashes(other, block)
-                book.book(f"{n}.{k}", WorkerRank(n), hashes, now=0.0, prompt_tokens=len(other), prefill_tokens=512)
+                book.reserve(f"{n}.{k}", WorkerRank(n), hashes, now=0.0, prompt_tokens=len(other), prefill_tokens=512)
         overlaps, loads = index.match(chain), book.loads(fleet.workers, chain, 1.0)
         parts: dict[str, Callable[[], object]] = {
             "hash": partial(prompt_hashes, prompt, block),
@@ -60,7 +60,7 @@ def main() -> None:
         }
 
         def book_and_free(book: LoadBook = book) -> None:
-            book.book("x", WorkerRank(0), chain, now=1.0, prompt_tokens=tokens, prefill_tokens=tokens)
+            book.reserve("x", WorkerRank(0), chain, now=1.0, prompt_tokens=tokens, prefill_tokens=tokens)
             book.free("x")
 
         took = {part: timed(work) for part, work in parts.items()}

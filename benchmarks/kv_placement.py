@@ -283,7 +283,7 @@ class Simulation:
         *,
         extra: bool = False,
     ) -> None:
-        self.router.book.book(
+        self.router.book.reserve(
             name,
             self.router.workers[number],
             prompt.chain,

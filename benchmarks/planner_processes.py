@@ -36,8 +36,8 @@ from prompts import MODEL, make_model
 TTFT, ITL = 4.0, 0.25
 
 
-class StreamedAnswer(Struct):
-    """Of one request, in seconds; `tokens` is what came."""
+class StreamedResponse(Struct):
+    """The times of one request, in seconds; `tokens` is how many came."""
 
     sent: float
     first: float | None = None
@@ -116,8 +116,8 @@ async def until_served(url: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def ask(client: openai.AsyncOpenAI, rng: random.Random, inputs: int, outputs: int) -> StreamedAnswer:
-    outcome = StreamedAnswer(sent=time.monotonic())
+async def ask(client: openai.AsyncOpenAI, rng: random.Random, inputs: int, outputs: int) -> StreamedResponse:
+    outcome = StreamedResponse(sent=time.monotonic())
     try:
         stream = await client.completions.create(
             model=MODEL, prompt=[rng.randrange(10, 250) for _ in range(inputs)], max_tokens=outputs, stream=True,
@@ -168,7 +168,7 @@ async def run_day(asked: argparse.Namespace, folder: Path) -> None:
 
 
 def report_day(
-    asked: argparse.Namespace, shape: LoadShape, outcomes: list[StreamedAnswer], seen: list[PoolSeen], begun: float,
+    asked: argparse.Namespace, shape: LoadShape, outcomes: list[StreamedResponse], seen: list[PoolSeen], begun: float,
     seconds: float,
 ) -> None:  # fmt: skip
     failed = [outcome.error for outcome in outcomes if outcome.error]
@@ -200,7 +200,7 @@ async def run_scale_downs(asked: argparse.Namespace, folder: Path) -> None:
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
         done = asyncio.Event()
 
-        async def user(number: int) -> list[StreamedAnswer]:
+        async def user(number: int) -> list[StreamedResponse]:
             rng, outcomes = random.Random(number), []
             while not done.is_set():
                 outcomes.append(await ask(client, rng, 400, rng.randrange(20, 200)))

@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 
 from dynamo.engines.mocker import MockerArgs
 from dynamo.lab.simulate import virtual_time
-from dynamo.lab.simulate.simulation import Simulation, simulated
+from dynamo.lab.simulate.simulation import Simulation, start_simulation
 from dynamo.router.config import RoutingConfig
 from dynamo.settings.router import HandoffConfig
 from dynamo.simulate import FleetReport, SimulatedRequest, SimulationConfig
@@ -28,7 +28,7 @@ from figures import table
 
 
 class Requests(Struct, frozen=True):
-    """Of one kind: tokens, and how many arrive each second per worker of the fleet."""
+    """One kind of request: its tokens, and how many arrive each second per worker of the fleet."""
 
     input_tokens: int
     output_tokens: int
@@ -72,7 +72,7 @@ def run(
         config = structs.replace(config, workers=workers // 2, prefill_workers=workers // 2, routing=routing)
 
     async def work() -> tuple[FleetReport, FleetReport]:
-        async with simulated(config) as short:
+        async with start_simulation(config) as short:
             long = Simulation(config, short.fleet, short.router, short.handoffs)
             begun = asyncio.get_running_loop().time()
             await asyncio.gather(

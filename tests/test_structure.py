@@ -112,6 +112,23 @@ def test_no_two_classes_share_a_name() -> None:
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
+def test_no_two_classes_differ_by_an_underscore_alone() -> None:
+    classes = {node.name for tree in MODULES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    assert {name for name in classes if name.startswith("_") and name.lstrip("_") in classes} == set()
+
+
+def test_a_docstring_is_a_sentence_of_its_own() -> None:
+    fragment = re.compile(r"Of\b|.*\bso many (?!that)", re.DOTALL | re.IGNORECASE)
+    found = {
+        f"{module}:{node.lineno}"
+        for module, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(text := node.value.value, str) and fragment.match(text.strip())
+    }
+    assert found == set()
+
+
 def imported(module: str, statements: Iterable[ast.stmt]) -> set[str]:
     """The modules of this package that these statements of `module` import."""
     found: set[str] = set()

@@ -39,7 +39,7 @@ import aiohttp
 import uvloop
 
 from dynamo.engines.mocker import ProfileTiming, read_profile
-from dynamo.lab.profile.served_engine import ServedEngine
+from dynamo.lab.profile.remote_engine import RemoteEngine
 from dynamo.lab.replay.inputs import engine_of
 from dynamo.router.config import RoutingConfig
 from dynamo.simulate import SimulatedRequest, SimulationConfig, simulate
@@ -103,7 +103,7 @@ def run(place: Path, options: argparse.Namespace) -> None:
 async def warm(url: str, options: argparse.Namespace) -> None:
     """Kernels that are made when they are first needed are there afterwards."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        engine = ServedEngine(http, url, MODEL, options.max_tokens, options.max_tokens)
+        engine = RemoteEngine(http, url, MODEL, options.max_tokens, options.max_tokens)
         for tokens in (16, options.max_tokens // 3, options.max_tokens):
             await engine.token_times(tokens, 4)
         await asyncio.gather(*(engine.token_times(64 + 8 * at, 16 + at) for at in range(options.max_requests)))
@@ -161,7 +161,7 @@ async def send(url: str, requests: Sequence[SimulatedRequest], seed: int) -> lis
     """When each request was sent, and when each of its tokens came."""
     prompts = [prompt(request, seed) for request in requests]
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        engine = ServedEngine(http, url, MODEL, 0, 0)
+        engine = RemoteEngine(http, url, MODEL, 0, 0)
 
         async def ask(ids: list[int], answer: int) -> tuple[float, list[float]]:
             sent = time.perf_counter()

@@ -21,7 +21,7 @@ from chaos.questions import Question, ask, difference
 
 
 class Outcome:
-    """Of a disturbed run."""
+    """What a disturbed run came to."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -78,7 +78,7 @@ class DisturbedRun:
         self._undisturbed = await asyncio.gather(*(ask(session, url, question) for question in self._pool))
 
     async def ask_all(self, session: aiohttp.ClientSession, requests: int, at_once: int) -> None:
-        """Ask so many requests, some at a time, the frontends by turns."""
+        """Ask `requests` questions, `at_once` at a time, the frontends in rotation."""
         await self._ask(session, itertools.islice(self._order(), requests), at_once, math.inf)
 
     async def ask_for(
@@ -130,7 +130,7 @@ class DisturbedRun:
     async def run(
         self, requests: int, at_once: int, faults: Iterator[Fault], *, every: float, seconds: float = 0.0
     ) -> Outcome:
-        """All of it, repeated until `seconds` have passed; a fault `every` so many seconds, the last ones undone."""
+        """Ask all until `seconds` have passed, with a fault `every` this many seconds; undo the last ones."""
         async with client_session() as session:
             await self.undisturbed(session)
             disturbing = asyncio.create_task(self.disturb(faults, every))

@@ -80,7 +80,7 @@ class RoleFaults:
 
 
 async def disturbed(fleet: Fleet, faults: RoleFaults, requests: int, at_once: int, rounds: int, met: int) -> None:
-    """Ask so many requests, and some more until so many rounds are done and so many moments were met."""
+    """Ask `requests` questions, and more until `rounds` are done and `met` moments were met."""
     seed = seed_of_run(15)
     run = DisturbedRun(fleet, questions(seed, 128, "tiny"), seed)
 

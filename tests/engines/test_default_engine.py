@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.engines.default import default_engine
+from dynamo.cli.run.launch import default_engine
 from dynamo.engines.llamacpp import library
 from support.running import run, running
 from support.tiny_llama import tiny_llama, tiny_llama_gguf

@@ -12,18 +12,18 @@ from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.stream_watch import StreamClock
-from dynamo.serving.collect import CollectedAnswer, CollectedChoice
-from dynamo.serving.request import ServedRequest
+from dynamo.serving.collect import CollectedChoice, CollectedResponse
+from dynamo.serving.request import ModelRequest
 from support.toys import Live, Scripted
 
 PARTS = (
     RequestRecord,
-    ServedRequest,
+    ModelRequest,
     Delivery,
     StreamClock,
     Postprocess,
     EventStream,
-    CollectedAnswer,
+    CollectedResponse,
     CollectedChoice,
 )
 

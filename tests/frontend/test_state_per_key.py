@@ -19,7 +19,7 @@ Clients = tuple[AsyncOpenAI, AsyncOpenAI]
 
 @pytest.fixture(params=["memory", "sqlite"])
 async def clients(request: pytest.FixtureRequest, tmp_path: Path, folder: Path) -> AsyncIterator[Clients]:
-    """Of the keys `mine` and `yours`."""
+    """The clients of the keys `mine` and `yours`."""
     state = str(tmp_path / "state") if request.param == "sqlite" else None
     async with Live(api_keys=("mine", "yours"), state_dir=state) as live:
         live.http.headers["Authorization"] = "Bearer mine"

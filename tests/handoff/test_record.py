@@ -46,7 +46,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(id=IDS)
     def sent(self, id: str) -> None:
-        record = self.ledger.sent(id)
+        record = self.ledger.end_transfer(id)
         assert record is self.sending.pop(id, None)
         self.ended += record is not None
 

@@ -14,7 +14,7 @@ from dynamo.engines.mocker import MockerArgs, MockerEngine, Profile, ProfileTimi
 from dynamo.engines.mocker.profile import About
 from dynamo.lab.profile.command import _fitted
 from dynamo.lab.profile.fit_profile import DecodeFit, PrefillTime, profile_from
-from dynamo.lab.profile.served_engine import ServedEngine
+from dynamo.lab.profile.remote_engine import RemoteEngine
 from dynamo.lab.simulate.virtual_time import run
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import DynamoException
@@ -44,7 +44,7 @@ class Answer:
         self.done.set_exception(error)
 
 
-class MockedEngine(ServedEngine):
+class MockedEngine(RemoteEngine):
     """The requests go to a mocker in this process, and take half of the way before and half of it after."""
 
     def __init__(self, http: aiohttp.ClientSession, args: MockerArgs) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from dynamo.engines.mocker import MockerArgs
-from dynamo.llm import KvRouter, KvRouterConfig, bookings, compute_block_hash_for_seq, kv_router
+from dynamo.llm import KvRouter, KvRouterConfig, compute_block_hash_for_seq, kv_router, reservations
 from dynamo.llm.exceptions import InvalidArgument, ResourceExhausted, Unavailable
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
 from dynamo.router import RoutingConfig
@@ -126,7 +126,7 @@ async def test_what_is_never_freed_does_not_count_for_ever(
     mockers: dict[int, Mocker], runtime: DistributedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_router, "SWEEP_SECONDS", 0.01)
-    monkeypatch.setattr(bookings, "EXPIRY", 0.0)
+    monkeypatch.setattr(reservations, "EXPIRY", 0.0)
     kv = router(runtime)
     await kv.best_worker(PROMPT, request_id="forgotten")
     async with asyncio.timeout(PATIENCE):

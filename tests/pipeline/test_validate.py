@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.pipeline.validate import refuse_media, validate_chat, validate_completion, validate_embedding
+from dynamo.pipeline.validate import reject_media, validate_chat, validate_completion, validate_embedding
 from dynamo.protocols.chat import ChatRequest, Message
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.embeddings import EmbeddingRequest
@@ -202,8 +202,8 @@ def test_a_text_model_rejects_images_by_path() -> None:
     image = {"type": "image_url", "image_url": {"url": "http://x"}}
     messages = [USER, {"role": "user", "content": [{"type": "text", "text": "see"}, image]}]
     with pytest.raises(InvalidRequest, match=r"messages\[1\].content\[1\]: .* not `image_url`"):
-        refuse_media(msgspec.convert(messages, list[Message]))
-    refuse_media(msgspec.convert(messages[:1], list[Message]))
+        reject_media(msgspec.convert(messages, list[Message]))
+    reject_media(msgspec.convert(messages[:1], list[Message]))
 
 
 def test_json_in_the_arguments_of_tool_calls_is_bounded() -> None:

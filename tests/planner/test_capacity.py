@@ -13,7 +13,7 @@ INPUT, OUTPUT = 1000.0, 100.0
 
 
 def sample(batch: float, prompts: float) -> WorkerSample:
-    """Steps of a worker with so many requests in its batch, which computes so many prompt tokens per second beside."""
+    """Steps of a worker with `batch` requests, which computes `prompts` prompt tokens per second beside."""
     latency = (IDLE + PER_REQUEST * batch) / (1 - PER_PROMPT * prompts)
     return WorkerSample(prompts=prompts, generated=batch / latency, latency=latency, weight=1.0)
 
@@ -32,7 +32,7 @@ def test_the_time_of_a_step_is_told_apart_from_the_prompts_that_interrupt_it() -
 def test_what_is_sustained_is_the_rate_at_which_the_tail_of_a_steady_worker_reaches_the_target() -> None:
     model = fit_step(calm(), 5)
     assert model
-    rate, mean = model.sustained(0.12, 2.0, INPUT, OUTPUT), IDLE + (0.12 - IDLE) / 2
+    rate, mean = model.sustainable_rate(0.12, 2.0, INPUT, OUTPUT), IDLE + (0.12 - IDLE) / 2
     assert sample(rate * OUTPUT * mean, rate * INPUT).latency == pytest.approx(mean)
 
 
@@ -55,14 +55,16 @@ def late_answers(rate: float, output_tokens: int, target: float) -> float:
 def test_short_answers_leave_room_for_the_chance_of_prompts_between_their_tokens(output_tokens: int) -> None:
     model = fit_step(calm(), 5)
     assert model
-    rate = model.sustained(0.12, 1.0, INPUT, output_tokens)
+    rate = model.sustainable_rate(0.12, 1.0, INPUT, output_tokens)
     assert 0.05 < late_answers(rate, output_tokens, 0.12) < 0.15
 
 
 def test_a_jam_does_not_change_what_is_sustained() -> None:
-    """Its batch is large because requests piled up, not because so many arrive."""
+    """Its batch is large because requests piled up, not because many arrive."""
     before = fit_step(calm(), 5)
     after = fit_step([*calm(), *(sample(batch, 4000.0) for batch in (40, 50, 60, 60, 55, 45))], 5)
     assert before
     assert after
-    assert after.sustained(0.12, 1.1, INPUT, OUTPUT) == pytest.approx(before.sustained(0.12, 1.1, INPUT, OUTPUT))
+    assert after.sustainable_rate(0.12, 1.1, INPUT, OUTPUT) == pytest.approx(
+        before.sustainable_rate(0.12, 1.1, INPUT, OUTPUT)
+    )

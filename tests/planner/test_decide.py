@@ -326,7 +326,9 @@ def test_a_load_at_which_the_target_was_missed_is_not_believed_to_be_fine() -> N
               for at in range(12)]  # fmt: skip
     line = decide(jammed, SLA).forecast.itl
     assert line
-    assert line.sustained(0.05, 1.2, 100.0, 10.0) <= 11.0  # requests per second and worker, where 0.2 s were seen
+    assert (
+        line.sustainable_rate(0.05, 1.2, 100.0, 10.0) <= 11.0
+    )  # requests per second and worker, where 0.2 s were seen
 
 
 def test_a_jam_that_new_workers_cannot_help_does_not_make_workers_look_slow() -> None:
@@ -338,4 +340,6 @@ def test_a_jam_that_new_workers_cannot_help_does_not_make_workers_look_slow() ->
     before, after_it = decide(LEARNED, SLA).forecast.ttft, decide([*LEARNED, *jam], SLA).forecast.ttft
     assert before
     assert after_it
-    assert after_it.sustained(0.5, 3.0, 100.0, 10.0) == pytest.approx(before.sustained(0.5, 3.0, 100.0, 10.0), rel=0.01)
+    assert after_it.sustainable_rate(0.5, 3.0, 100.0, 10.0) == pytest.approx(
+        before.sustainable_rate(0.5, 3.0, 100.0, 10.0), rel=0.01
+    )

@@ -13,7 +13,7 @@ from dynamo.planner.demand import demand_of, rising_to
 
 
 def seen(*counts: float | None) -> list[Observation]:
-    """So many requests in five seconds each; None is missing data."""
+    """Observations of `counts` requests, of five seconds each; None is missing data."""
     return [
         Observation(at=5.0 * at, seconds=5.0, traffic=None if count is None else TrafficSeen(requests=count))
         for at, count in enumerate(counts)

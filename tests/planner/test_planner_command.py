@@ -19,7 +19,7 @@ from support.services import free_port
 from support.stack import Stack
 
 PROGRAM = [sys.executable, "-m", "dynamo.planner"]
-HOLDS = "saw no metrics; workers stay at 1: the metrics are missing, so it holds"
+HOLDS = "saw no metrics; workers stay at 1: the metrics are missing"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ async def test_the_workloads_of_a_kubeconfig_are_planned(tmp_path: Path) -> None
         await planner.line(HOLDS)
         server.tokens = set()
         await planner.line(f"{server.url} does not accept the credentials of {tmp_path}/config (context 'dev')")
-        await planner.line("workers: their number is unknown, so nothing is done")
+        await planner.line("workers: their number is unknown, so it does not change")
         planner.signal(signal.SIGTERM)
         assert await planner.ended() == 0
         assert {verb for verb, _ in server.calls} == {"get"}

@@ -164,7 +164,7 @@ async def test_metrics_that_are_gone_change_nothing(caplog: pytest.LogCaptureFix
             await made.tick()
     assert fleet.asked == []
     assert caplog.messages.count("the metrics cannot be read: connection refused") == 1
-    assert "saw no metrics; workers stay at 2: the metrics are missing, so it holds" in caplog.messages
+    assert "saw no metrics; workers stay at 2: the metrics are missing" in caplog.messages
 
 
 async def test_an_actor_that_is_gone_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -175,7 +175,7 @@ async def test_an_actor_that_is_gone_changes_nothing(caplog: pytest.LogCaptureFi
         for _ in range(3):
             decision = await made.tick()
     assert decision.decode is None
-    assert "workers: their number is unknown, so nothing is done" in caplog.messages[-1]
+    assert "workers: their number is unknown, so it does not change" in caplog.messages[-1]
 
 
 async def test_a_number_set_by_hand_is_not_fought(caplog: pytest.LogCaptureFixture) -> None:

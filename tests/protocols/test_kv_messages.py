@@ -8,13 +8,13 @@ import pytest
 from dynamo.kv.messages import (
     KV_WIRE_VERSION,
     ActiveLoad,
-    BookingAdded,
-    BookingBatch,
-    BookingFreed,
-    BookingPrefillDone,
     Cleared,
     KvSnapshot,
     Removed,
+    ReservationAdded,
+    ReservationBatch,
+    ReservationFreed,
+    ReservationPrefillDone,
     RouterEvent,
     RouterEventBatch,
     SnapshotRequest,
@@ -41,11 +41,11 @@ MESSAGES = [
         tiers=[TierSnapshot(tier=Tier.Host, sequence_hashes=[BIG], parents=[None])],
     ),
     ActiveLoad(worker_id=1, kv_used_blocks=0, kv_total_blocks=10),
-    BookingBatch(
+    ReservationBatch(
         [
-            BookingAdded(router_id=BIG, request_id="x", worker_id=1, prompt_tokens=2, prefill_tokens=1),
-            BookingPrefillDone(router_id=1, request_id="x"),
-            BookingFreed(router_id=1, request_id="x"),
+            ReservationAdded(router_id=BIG, request_id="x", worker_id=1, prompt_tokens=2, prefill_tokens=1),
+            ReservationPrefillDone(router_id=1, request_id="x"),
+            ReservationFreed(router_id=1, request_id="x"),
         ]
     ),
 ]

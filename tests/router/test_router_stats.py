@@ -14,7 +14,7 @@ def test_events_count_by_type_and_by_what_became_of_them() -> None:
     index, stats = Index(), RouterStats()
 
     def apply(change: KvChange) -> None:
-        stats.applied(change, index.apply(RouterEvent(worker_id=1, event_id=0, data=change)))
+        stats.count_applied(change, index.apply(RouterEvent(worker_id=1, event_id=0, data=change)))
 
     apply(Stored([10, 20]))
     apply(Stored([10, 30]))  # partly new: a prompt that diverges
@@ -27,7 +27,7 @@ def test_events_count_by_type_and_by_what_became_of_them() -> None:
     twice = Stored([40, 40])
     with pytest.raises(InvalidArgument):
         apply(twice)
-    stats.refused(twice)
+    stats.count_rejected(twice)
     assert dict(stats.events) == {
         ("stored", "ok"): 3,
         ("removed", "ok"): 1,

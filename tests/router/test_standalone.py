@@ -47,7 +47,7 @@ class Reader:
 
 @asynccontextmanager
 async def standing(local: Local, workers: int) -> AsyncIterator[StandaloneRouter]:
-    """A router that knows so many workers, with a status port."""
+    """A router that knows this number of workers, with a status port."""
     config = structs.replace(network("memory"), status=StatusConfig(port=0, host="127.0.0.1"))
     async with DistributedRuntime(config=config, local=local) as runtime:
         router = StandaloneRouter(runtime, GENERATE, RoutingConfig(mode="kv"), BLOCK)

@@ -18,7 +18,7 @@ from dynamo.protocols.errors import (
     from_wire,
     to_wire,
 )
-from dynamo.router.suspects import PROMPT_REFUSED_SECONDS, REFUSED_SECONDS, Suspects, Suspicion, is_loss
+from dynamo.router.suspects import PROMPT_REJECTED_SECONDS, REJECTED_SECONDS, Suspects, Suspicion, is_loss
 
 
 class Clock:
@@ -52,7 +52,7 @@ def test_a_new_constraint_that_lost_two_workers_is_refused_for_a_while() -> None
     with pytest.raises(InvalidRequest, match="refused"):
         suspects.suspicion(guided({"a": 1}, prompt=2)).check()
     suspects.suspicion(guided({"b": 1})).check()
-    clock.now = REFUSED_SECONDS
+    clock.now = REJECTED_SECONDS
     suspects.suspicion(guided({"a": 1})).check()
 
 
@@ -83,7 +83,7 @@ def test_a_request_that_was_alone_at_two_lost_workers_ends() -> None:
     with pytest.raises(HttpError):
         suspects.suspicion(plain()).check()
     suspects.suspicion(plain(2)).check()
-    clock.now = PROMPT_REFUSED_SECONDS
+    clock.now = PROMPT_REJECTED_SECONDS
     suspects.suspicion(plain()).check()
 
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from dynamo.runtime.config import RuntimeConfig
-from dynamo.runtime.network import refuse_if_open
+from dynamo.runtime.network import reject_if_open
 from dynamo.runtime.plane.base import PlaneError
 
 FAR = {"ETCD_ENDPOINTS": "192.0.2.1:2379", "DYN_TCP_RPC_HOST": "192.0.2.7", "DYN_EVENT_PLANE_HOST": "192.0.2.7"}
@@ -13,7 +13,7 @@ MUTUAL = {"DYN_TCP_TLS_CERT_PATH": "c", "DYN_TCP_TLS_KEY_PATH": "k", "DYN_TCP_TL
 
 
 def check(**environ: str) -> None:
-    refuse_if_open(RuntimeConfig.from_env(environ))
+    reject_if_open(RuntimeConfig.from_env(environ))
 
 
 def test_on_loopback_no_secret_is_needed() -> None:

@@ -218,7 +218,7 @@ async def test_a_worker_that_disagrees_waits_until_the_others_are_gone(
 
     async def unchecked(*_: Any) -> None: ...
 
-    monkeypatch.setattr("dynamo.model.registration._refuse_disagreement", unchecked)
+    monkeypatch.setattr("dynamo.model.registration._reject_disagreement", unchecked)
     local = Local()
     models = await models_of(local)
     first = Worker(local, card(context_length=100))

@@ -27,7 +27,7 @@ from dynamo.runtime.tracing.endpoint_spans import EndpointSpans
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
 from dynamo.settings.router import HandoffConfig
-from dynamo.worker.life import registered
+from dynamo.worker.life import publish_and_serve
 from support.sinks import Kept
 from support.waiting import until
 
@@ -61,7 +61,7 @@ class InProcessWorker:
             self._serving.result()
 
     async def _serve(self) -> None:
-        async with registered(self._endpoint, self.engine, self._card):
+        async with publish_and_serve(self._endpoint, self.engine, self._card):
             self._up.set()
             await self.runtime.wait_for_shutdown()
 

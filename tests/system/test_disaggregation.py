@@ -47,7 +47,7 @@ async def ask(frontend: Frontend, text: str) -> tuple[dict[str, Any], str]:
 
 
 async def handoff_metric(port: int, name: str, label: str) -> float:
-    """Of the worker with this status port."""
+    """A hand-off metric of the worker with this status port."""
     async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = (await answer.text()).splitlines()
     name = f"dynamo_component_handoff_{name}{{"

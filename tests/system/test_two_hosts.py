@@ -78,7 +78,7 @@ def capital(host: Host, url: str) -> str:
 
 
 class Asking:
-    """Asks again and again on a thread of its own; `more` waits until so many further answers are there."""
+    """A thread that asks again and again; `more` waits for further answers."""
 
     def __init__(self, host: Host, url: str) -> None:
         self.answers: list[str] = []

@@ -8,10 +8,10 @@ from dynamo.worker.serve import CacheGauges
 
 def test_the_last_report_of_each_rank_is_shown() -> None:
     gauges = CacheGauges()
-    gauges.reported(RankLoad(dp_rank=1, kv_used_blocks=1, kv_total_blocks=8))
-    gauges.reported(RankLoad(dp_rank=0, active_decode_blocks=3, kv_used_blocks=2, kv_total_blocks=10))
-    gauges.reported(RankLoad(dp_rank=1, kv_used_blocks=4, kv_total_blocks=8))
-    gauges.reported(RankLoad(dp_rank=2))
+    gauges.report(RankLoad(dp_rank=1, kv_used_blocks=1, kv_total_blocks=8))
+    gauges.report(RankLoad(dp_rank=0, active_decode_blocks=3, kv_used_blocks=2, kv_total_blocks=10))
+    gauges.report(RankLoad(dp_rank=1, kv_used_blocks=4, kv_total_blocks=8))
+    gauges.report(RankLoad(dp_rank=2))
     samples = [(each.name, each.labels["dp_rank"], each.value) for one in gauges.families({}) for each in one.samples]
     assert samples == [
         ("dynamo_component_total_blocks", "0", 10.0),

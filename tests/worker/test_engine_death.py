@@ -9,7 +9,7 @@ import pytest
 from dynamo.engines.base import DeathListener, EngineError
 from dynamo.engines.echo import EchoCore
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from dynamo.worker.life import closed_at_end
+from dynamo.worker.life import close_at_end
 
 
 class Mortal(EchoCore):
@@ -32,7 +32,7 @@ class Mortal(EchoCore):
 
 
 async def serve(runtime: DistributedRuntime, engine: Mortal, reason: str | None = None) -> None:
-    async with closed_at_end(runtime, engine, "mortal"):
+    async with close_at_end(runtime, engine, "mortal"):
         if reason is not None:
             engine.die(reason)
 

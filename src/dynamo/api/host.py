@@ -36,12 +36,12 @@ BATCHES = Limits(10_000, 64 << 20)
 
 
 class Owner(Struct, frozen=True):
-    """One API key, as what runs for it without a request sees it."""
+    """The API key for which work runs outside a request, such as a batch."""
 
     admit: Admit
-    """Its limits."""
+    """Admits a request within the limits of the key."""
     tenant: Tenant | None
-    """Who it is where requests wait."""
+    """The key's identity in the fair queue; None where there are no keys."""
 
 
 class OwnedState:
@@ -81,7 +81,7 @@ class OwnedState:
 
 
 class KeptState:
-    """Apart for each API key: one key does not read, list, continue or delete what was stored with another."""
+    """Stored state, apart for each API key: no key reads, lists, continues or deletes what another has stored."""
 
     def __init__(
         self, records: Records, folder: Path | None, processes: LiveProcesses, owned: Mapping[str, OwnedState]
@@ -141,7 +141,7 @@ async def open_state(
     the folder that they share."""
     limits = Limits(settings.stored_responses, settings.stored_responses_mb << 20)
     kinds = {responses.KIND: limits, conversations.KIND: limits, batches.KIND: BATCHES}
-    folder = _made(settings.state_dir) if settings.state_dir else shared
+    folder = _make_folder(settings.state_dir) if settings.state_dir else shared
     records: Records = MemoryRecords(kinds)
     if folder is not None:
         records = await asyncio.to_thread(SqliteRecords, folder / DATABASE, kinds)
@@ -155,7 +155,7 @@ async def open_state(
     return KeptState(records, folder, processes, owned)
 
 
-def _made(path: str) -> Path:
+def _make_folder(path: str) -> Path:
     folder = Path(path).expanduser()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ class Access(enum.Enum):
     """Anyone: a browser has no key before the page has asked for one. Logged as probes are."""
 
 
-class RequestRecord(RequestObserver, Protocol):
+class MeasuredRequest(RequestObserver, Protocol):
     """Measures one request; the HTTP process has one for each."""
 
     request_id: str
@@ -62,7 +62,7 @@ class RequestRecord(RequestObserver, Protocol):
         """The request ends when this future gets its status, not when it is answered."""
 
     def failed(self, error: DynamoException) -> None:
-        """The client got this error instead of an answer."""
+        """Record the error that the client got instead of an answer."""
 
 
 class HttpCall(Generic[Body]):
@@ -70,7 +70,7 @@ class HttpCall(Generic[Body]):
 
     __slots__ = ("body", "raw_body", "record", "request", "request_id")
 
-    def __init__(self, request: web.Request, record: RequestRecord, body: Body, raw_body: bytes | bytearray) -> None:
+    def __init__(self, request: web.Request, record: MeasuredRequest, body: Body, raw_body: bytes | bytearray) -> None:
         self.request = request
         self.record = record
         self.request_id = record.request_id
@@ -93,7 +93,7 @@ class HttpCall(Generic[Body]):
         return context
 
     def warn(self, what: str, names: Sequence[str]) -> None:
-        """Name in the answer's headers what was left out of the request."""
+        """Say in the response's headers what was left out of the request."""
         if names:
             self.request.setdefault(headers.WARNINGS, []).append(headers.ignored(what, names))
 

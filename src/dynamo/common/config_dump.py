@@ -1,6 +1,6 @@
 """A dump of a worker's configuration, by the name under which ai-dynamo's programs import it."""
 
-from dynamo.compat.common.config_dump import (
+from dynamo.compat.config_dump import (
     add_config_dump_args,
     dump_config,
     get_config_dump,

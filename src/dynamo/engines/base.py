@@ -272,7 +272,7 @@ class AdapterHost(Protocol):
         """
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse new requests with it; raises InvalidArgument if there is none of this name."""
+        """Reject new requests with it; raises InvalidArgument if there is none of this name."""
 
 
 class EngineError(StartError):

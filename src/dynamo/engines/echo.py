@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from dynamo.engines.base import EngineInfo, Running
-from dynamo.engines.registry import EngineSpec, refuse_arguments
-from dynamo.engines.request_options import refuse_options
+from dynamo.engines.registry import EngineSpec, reject_arguments
+from dynamo.engines.request_options import reject_options
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument
@@ -31,12 +31,12 @@ class EchoSettings(Settings, frozen=True, kw_only=True):
 
 
 def echo_core(spec: EngineSpec) -> EchoCore:
-    refuse_arguments("echo_core", spec)
+    reject_arguments("echo_core", spec)
     return EchoCore(EchoSettings.from_env(spec.environ).delay_ms / 1000)
 
 
 def echo_full(spec: EngineSpec) -> EchoFull:
-    refuse_arguments("echo_full", spec)
+    reject_arguments("echo_full", spec)
     return EchoFull(EchoSettings.from_env(spec.environ).delay_ms / 1000)
 
 
@@ -111,12 +111,12 @@ class Echoed(Running):
         self._metronome.remove(self)
 
 
-class _Refused(Running):
+class _NeverStarted(Running):
     def abort(self) -> None:
         """There is nothing to free."""
 
 
-_REFUSED = _Refused()
+_NEVER_STARTED = _NeverStarted()
 
 
 class EchoCore:
@@ -132,10 +132,10 @@ class EchoCore:
 
     def generate(self, request: PreprocessedRequest, sink: Sink) -> Running:
         try:
-            refuse_options("echo_core", request, *_LACKS)
+            reject_options("echo_core", request, *_LACKS)
         except InvalidArgument as error:
             sink.fail(error)
-            return _REFUSED
+            return _NEVER_STARTED
         prompt = request.token_ids
         limit = request.stop_conditions.max_tokens
         echoed = prompt if limit is None else prompt[:limit]

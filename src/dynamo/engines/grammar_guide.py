@@ -72,13 +72,13 @@ class Guides:
         if _LETTER in ids and _QUOTE in ids:
             self._in_string = [ids[_LETTER], ids[_QUOTE]]
         return llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, tokens, sorted(special), self._ends[0])),
+            llguidance.TokenizerWrapper(_GuidanceTokenizer(self._tokenizer, tokens, sorted(special), self._ends[0])),
             n_vocab=self._vocab_size,
             eos_token=self._ends,
         )
 
 
-class _Vocabulary:
+class _GuidanceTokenizer:
     """The model's tokens as llguidance's wrapper reads them."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], special: list[int], end: int) -> None:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineSpec(EngineSettings, kw_only=True, frozen=True):
-    """Everything a user can ask of an engine and its worker; each engine refuses what it cannot do."""
+    """Everything a user can ask of an engine and its worker; each engine rejects what it cannot do."""
 
     engine: str = ""
     model: LocalModel | None = None
@@ -77,7 +77,7 @@ def load_engine(name: str) -> Callable[[EngineSpec], Engine]:
     return make
 
 
-def refuse_parallel(entry: EngineEntry, spec: EngineSpec) -> None:
+def reject_parallel(entry: EngineEntry, spec: EngineSpec) -> None:
     """Raises EngineError if several GPUs or nodes are asked of an engine that uses one."""
     for flag, asked in (
         ("--tensor-parallel-size", spec.tensor_parallel_size != 1),
@@ -90,7 +90,7 @@ def refuse_parallel(entry: EngineEntry, spec: EngineSpec) -> None:
             )
 
 
-def refuse_arguments(name: str, spec: EngineSpec) -> None:
+def reject_arguments(name: str, spec: EngineSpec) -> None:
     """For engines without flags of their own: raises EngineError that names the first one given."""
     if spec.arguments:
         raise EngineError(f"unknown argument '{spec.arguments[0]}': the engine '{name}' has no flags of its own")
@@ -120,7 +120,7 @@ def own_flags(table: type[Struct], words: Sequence[str]) -> dict[str, tuple[str,
 def check_engine(spec: EngineSpec) -> Callable[[EngineSpec], Engine]:
     """The factory. Raises EngineError for an engine that cannot be loaded and for GPUs or nodes it cannot use."""
     factory = load_engine(spec.engine)
-    refuse_parallel(engine_entry(spec.engine), spec)
+    reject_parallel(engine_entry(spec.engine), spec)
     return factory
 
 

@@ -1,6 +1,6 @@
 """What engines take of a request, whatever they call it.
 
-An option that an engine lacks is refused by name: an answer that ignores it is worse than none.
+An option that an engine lacks is rejected by name: an answer that ignores it is worse than none.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ASKED: dict[str, Callable[[PreprocessedRequest], object]] = {
 }
 
 
-def refuse_options(engine: str, request: PreprocessedRequest, *names: str) -> None:
+def reject_options(engine: str, request: PreprocessedRequest, *names: str) -> None:
     """Raises InvalidArgument if the request asks for one of these options."""
     for name in names:
         if _ASKED[name](request):
             raise InvalidArgument(f"{engine} does not support {name}")
 
 
-def refuse_search(engine: str, request: PreprocessedRequest) -> None:
+def reject_search(engine: str, request: PreprocessedRequest) -> None:
     """Raises InvalidArgument for beam search and `best_of`, which need several answers at once."""
     sampling = request.sampling_options
     if sampling.use_beam_search:

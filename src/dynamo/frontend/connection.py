@@ -68,7 +68,7 @@ class Connection(HttpConnection):
         self._busy = False
 
     def data_received(self, data: bytes) -> None:
-        if not self._refused and not self._busy and self._header_timer is None and self._limits.header:
+        if not self._rejected and not self._busy and self._header_timer is None and self._limits.header:
             loop = asyncio.get_running_loop()
             self._header_timer = loop.call_later(self._limits.header, self._too_slow, "to send a header")
             self._is_http2 = data.startswith(HTTP2_PREFACE)

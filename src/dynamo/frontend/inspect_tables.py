@@ -11,7 +11,7 @@ from dynamo.runtime.inspection import Inspection, Row
 
 def add_tables(inspection: Inspection, frontend: Frontend) -> None:
     inspection.add("streams", lambda: _streams(frontend))
-    inspection.add("bookings", lambda: _bookings(frontend))
+    inspection.add("bookings", lambda: _reservations(frontend))
     inspection.add("queues", lambda: _queues(frontend))
 
 
@@ -32,7 +32,7 @@ def _streams(frontend: Frontend) -> Iterator[Row]:
         }
 
 
-def _bookings(frontend: Frontend) -> Iterator[Row]:
+def _reservations(frontend: Frontend) -> Iterator[Row]:
     for model in frontend.models.served():
         for rank in model.router.status():
             yield {

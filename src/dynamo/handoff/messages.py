@@ -24,20 +24,20 @@ class HandoffOffer(Struct, kw_only=True, frozen=True):
     sender: Instance
     """The endpoint that sends it."""
     tokens: Count
-    """Of the prompt's beginning."""
+    """How many tokens of the prompt's beginning the state covers."""
 
 
 class TakeRequest(Struct, kw_only=True, frozen=True):
-    """Sent to that endpoint; the answer is a stream of `StateChunk`."""
+    """Asks the sender of an offer for its state; the answer is a stream of `StateChunk`."""
 
     id: str
 
 
 class StateChunk(Struct, array_like=True, frozen=True):
     size: Count
-    """Of the whole state, in bytes."""
+    """The bytes of the whole state."""
     checksum: str
-    """Of this chunk: xxh3_64, in hexadecimal digits."""
+    """The xxh3_64 of this chunk, in hexadecimal digits."""
     data: bytes
 
 

@@ -40,7 +40,7 @@ class HandoffLedger:
 
     @property
     def blocks(self) -> int:
-        """What all open records stand for. A worker that holds more for hand-offs has a leak."""
+        """The blocks of all open records. A worker that holds more for hand-offs has a leak."""
         return sum(record.blocks for open in (self._offered, self._sending) for record in open.values())
 
     def offer(self, record: HandoffRecord) -> None:
@@ -49,7 +49,7 @@ class HandoffLedger:
         self._offered[record.id] = record
 
     def take(self, id: str, now: float) -> HandoffRecord | None:
-        """Begin to send; None if it is not offered (any more). Its blocks stay held until `sent`."""
+        """Begin to send; None if it is not offered (any more). Its blocks stay held until `end_transfer`."""
         record = self._offered.get(id)
         if record is None or record.deadline <= now:
             return None
@@ -57,12 +57,12 @@ class HandoffLedger:
         self._sending[id] = record
         return record
 
-    def sent(self, id: str) -> HandoffRecord | None:
-        """The transfer of a taken record has ended, completely or not."""
+    def end_transfer(self, id: str) -> HandoffRecord | None:
+        """End the transfer of a taken record, complete or not."""
         return self._sending.pop(id, None)
 
     def withdraw(self, id: str, *, expired: bool) -> HandoffRecord | None:
-        """The offer has expired or was given back; None if it was settled before.
+        """Withdraw an offer that has expired or was given back; None if it was settled before.
 
         The caller says which: its timer may fire a moment before the deadline.
         """

@@ -16,10 +16,10 @@ Count = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 KV_WIRE_VERSION: Final = 2
-"""Of events and snapshots. A message without this version fails to decode: builds that differ never misread it."""
+"""Events and snapshots without this version fail to decode: builds that differ never misread them."""
 KV_EVENTS = "kv-events"
 KV_METRICS = "kv_metrics"
-BOOKINGS = "active_sequences_events"
+RESERVATIONS = "active_sequences_events"
 SNAPSHOT_ENDPOINT = "kv_snapshot"
 LOAD_REPORT_SECONDS = 5.0
 """How often a worker reports its load although it has not changed: a message may have been lost."""
@@ -134,7 +134,7 @@ class ActiveLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(self.kv_used_blocks or 0, self.active_decode_blocks or 0)
 
 
-class BookingAdded(Struct, frozen=True, kw_only=True, tag="add", omit_defaults=True):
+class ReservationAdded(Struct, frozen=True, kw_only=True, tag="add", omit_defaults=True):
     """A router has placed a request on this worker."""
 
     router_id: U64
@@ -150,20 +150,20 @@ class BookingAdded(Struct, frozen=True, kw_only=True, tag="add", omit_defaults=T
     """Whether, without KV events, its prompt counts as cached there from now on."""
 
 
-class BookingPrefillDone(Struct, frozen=True, kw_only=True, tag="prefill_done"):
+class ReservationPrefillDone(Struct, frozen=True, kw_only=True, tag="prefill_done"):
     router_id: U64
     request_id: str
 
 
-class BookingFreed(Struct, frozen=True, kw_only=True, tag="free"):
+class ReservationFreed(Struct, frozen=True, kw_only=True, tag="free"):
     router_id: U64
     request_id: str
 
 
-class BookingBatch(Struct, frozen=True, omit_defaults=True):
-    """`router_id` is the sender, which is alive; `running` are its bookings that have not ended."""
+class ReservationBatch(Struct, frozen=True, omit_defaults=True):
+    """`router_id` is the sender, which is alive; `running` are its reservations that have not ended."""
 
-    events: list[BookingAdded | BookingPrefillDone | BookingFreed]
+    events: list[ReservationAdded | ReservationPrefillDone | ReservationFreed]
     router_id: U64 | None = None
     running: list[str] | None = None
 

@@ -21,7 +21,7 @@ than this factor."""
 _PERIOD = 50
 """Samples after which the shortest one is looked for anew; that of the last period counts too."""
 _MEMORY_TOKENS = 8192.0
-"""Measurements of a pace fade as so many tokens follow them."""
+"""A measurement of a pace fades as this number of tokens follows it."""
 _LEAST_MEASURED = 16
 """Fewer tokens of prompts say little about the time per token."""
 _PROMPTS = ("prompt", "messages", "content", "text", "input", "token_ids")
@@ -99,7 +99,7 @@ class LineFit:
         self._xy = self._xy * FADING + tokens * seconds
 
     def reaches(self, tokens: int) -> bool:
-        """Whether the samples say something about so many tokens."""
+        """Whether the samples say something about prompts of `tokens` tokens."""
         return self.shortest <= _REACH * tokens and tokens <= _REACH * self._longest
 
     @property

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from dynamo.kv.hashing import local_hashes, media_hashes, salt_seed
-from dynamo.llm.bookings import ProgramBookings
+from dynamo.llm.reservations import ProgramReservations
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RoutingConfig
@@ -124,7 +124,7 @@ class KvRouter:
         config = (kv_router_config or KvRouterConfig()).router_config()
         self._router = StandaloneRouter(endpoint.runtime, endpoint.id, config, block_size)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._bookings = ProgramBookings()
+        self._reservations = ProgramReservations()
         endpoint.runtime.own(self._live(), f"the KV router for {endpoint}")
 
     async def generate(
@@ -185,9 +185,9 @@ class KvRouter:
         lora_name: str | None = None,
         cache_salt: str | None = None,
     ) -> tuple[int, int, int]:
-        """(worker id, dp rank, blocks it holds). With `request_id` the load is booked there until `free`.
+        """Return worker id, dp rank and the blocks it holds. With `request_id` the load is reserved there until `free`.
 
-        Without KV events, `update_indexer` teaches the router that the prompt will be cached there; it needs a booking.
+        Without KV events, `update_indexer` makes the router count the prompt as cached there; it needs a reservation.
         """
         if update_indexer and request_id is None:
             raise ValueError("update_indexer needs a request_id: only what is booked is remembered")
@@ -197,24 +197,24 @@ class KvRouter:
         if request_id is None:
             peeked = self._router.core.peek(request, override)
             return *peeked.worker, peeked.overlap.device
-        if request_id in self._bookings:
+        if request_id in self._reservations:
             raise ValueError(f"request_id '{request_id}' is booked already")
-        placement = await self._router.book(request, request_id, override, learn=update_indexer)
-        if request_id in self._bookings:
+        placement = await self._router.reserve(request, request_id, override, learn=update_indexer)
+        if request_id in self._reservations:
             placement.release()
             raise ValueError(f"request_id '{request_id}' is booked already")
-        self._bookings.add(request_id, placement, asyncio.get_running_loop().time())
+        self._reservations.add(request_id, placement, asyncio.get_running_loop().time())
         choice = placement.decision.choice if placement.decision else None
         assert choice
         return *choice.worker, choice.overlap.device
 
     async def mark_prefill_complete(self, request_id: str) -> None:
-        """The first token of a booked request has arrived; an unknown id is ignored."""
-        self._bookings.first_token(request_id, asyncio.get_running_loop().time())
+        """The first token of a reserved request has arrived; an unknown id is ignored."""
+        self._reservations.first_token(request_id, asyncio.get_running_loop().time())
 
     async def free(self, request_id: str) -> None:
-        """A booked request has ended; an unknown id is ignored."""
-        self._bookings.free(request_id)
+        """A reserved request has ended; an unknown id is ignored."""
+        self._reservations.free(request_id)
 
     async def get_potential_loads(
         self, token_ids: Sequence[int], router_config_override: Mapping[str, Any] | None = None
@@ -269,7 +269,7 @@ class KvRouter:
             self._ready.set_result(None)
             while True:
                 await asyncio.sleep(SWEEP_SECONDS)
-                self._bookings.expire(asyncio.get_running_loop().time())
+                self._reservations.expire(asyncio.get_running_loop().time())
         except BaseException as error:
             if not self._ready.done():
                 self._ready.set_exception(RuntimeError(f"the KV router did not start: {error}"))

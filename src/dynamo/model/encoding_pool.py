@@ -18,7 +18,7 @@ CLIENT: ContextVar[object] = ContextVar("client", default=None)
 """Whose text is encoded: clients take turns."""
 
 
-class _Job(Struct, eq=False):
+class _EncodingJob(Struct, eq=False):
     work: Callable[[], Any]
     done: asyncio.Future[Any]
     client: object
@@ -34,13 +34,13 @@ class EncodingPool:
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or max(2, min(4, (os.cpu_count() or 1) // 2))
         self._lock = Lock()
-        self._waiting: dict[object, deque[_Job]] = {}
+        self._waiting: dict[object, deque[_EncodingJob]] = {}
         """By client; the first one is next."""
         self._running: list[object] = []
         """The clients."""
 
     async def run(self, work: Callable[[], T]) -> T:
-        job = _Job(work, asyncio.get_running_loop().create_future(), CLIENT.get())
+        job = _EncodingJob(work, asyncio.get_running_loop().create_future(), CLIENT.get())
         with self._lock:
             self._waiting.setdefault(job.client, deque()).append(job)
             self._start()
@@ -59,7 +59,7 @@ class EncodingPool:
             job.thread = Thread(target=self._run, args=(job,), name="encoding")
             job.thread.start()
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _EncodingJob | None:
         for client in tuple(self._waiting):
             if self._running.count(client) >= max(1, self._threads - 1):
                 continue
@@ -72,7 +72,7 @@ class EncodingPool:
                     return job
         return None
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: _EncodingJob) -> None:
         result, error = None, None
         try:
             result = job.work()

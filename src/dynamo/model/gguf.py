@@ -48,7 +48,7 @@ class Gguf(Struct, frozen=True):
 def read_gguf(path: Path) -> Gguf:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            cursor = _Cursor(data)
+            cursor = _ByteReader(data)
             metadata = cursor.metadata()
             with memoryview(data) as view, view[: cursor.at] as head:
                 return Gguf(metadata, hashlib.sha256(head).hexdigest(), cursor.at)
@@ -64,7 +64,7 @@ def is_quantised(path: Path) -> bool:
     """Whether a tensor of the file is neither F32, F16, BF16 nor F64; raises ModelError."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return not _Cursor(data).tensor_types() <= _PLAIN_TYPES
+            return not _ByteReader(data).tensor_types() <= _PLAIN_TYPES
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     except (_Malformed, ValueError) as error:
@@ -75,7 +75,7 @@ class _Malformed(Exception):
     pass
 
 
-class _Cursor:
+class _ByteReader:
     """Reads forward through untrusted bytes: every length is checked against what is left."""
 
     def __init__(self, data: mmap.mmap) -> None:

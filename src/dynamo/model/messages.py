@@ -27,7 +27,7 @@ _ARGUMENTS = {"a": _PROBE_VALUE}
 _NOT_AN_OBJECT = "INVALID_JSON"
 """The name under which Anthropic recommends to return arguments that cannot be parsed."""
 _MAX_NESTING = 48
-"""Of arguments, so that the whole message stays within what templates may print."""
+"""The limit of arguments, so that the whole message stays within what templates may print."""
 
 
 class MessageStyle(Struct, frozen=True, kw_only=True):

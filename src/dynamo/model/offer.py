@@ -79,7 +79,7 @@ class FileOffers:
 
 
 class OfferedFile:
-    """Of a GGUF file only the metadata at its head is sent, which is what the card's checksum covers."""
+    """A file to send. Of a GGUF file that is the metadata at its head, which the card's checksum covers."""
 
     def __init__(self, path: Path, *, head_only: bool) -> None:
         self._path = path

@@ -26,7 +26,7 @@ async def put_card(endpoint: Endpoint, card: ModelCard) -> ModelCard:
     except ValueError as error:
         raise ModelError(f"cannot register model '{card.name}': its card is invalid: {error}") from None
     await runtime.start()
-    await _refuse_disagreement(endpoint, card)
+    await _reject_disagreement(endpoint, card)
     # Before the card: a reader that finds it must also find its files.
     if await offer_files(endpoint, card):
         card = structs.replace(card, serves_files=True)
@@ -41,8 +41,8 @@ async def remove_card(endpoint: Endpoint) -> None:
     withdraw_files(endpoint)
 
 
-async def _refuse_disagreement(endpoint: Endpoint, card: ModelCard) -> None:
-    """Two workers of one model must be interchangeable; the second to register is refused."""
+async def _reject_disagreement(endpoint: Endpoint, card: ModelCard) -> None:
+    """Two workers of one model must be interchangeable; the second to register is rejected."""
     for key, value in (await endpoint.runtime.discovery.get_prefix(CARDS)).items():
         try:
             other = records.decode_card(value)

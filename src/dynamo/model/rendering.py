@@ -29,7 +29,7 @@ _TRIAL_TIME = datetime(2026, 1, 2, 3, 4, 5)
 _INTERRUPTS = (KeyboardInterrupt, SystemExit)
 
 
-class _Refusal(Exception):
+class _Rejection(Exception):
     """Raised by a template through raise_exception."""
 
 
@@ -70,7 +70,7 @@ class Renderer:
     def _render_reference(self, context: dict[str, Any]) -> str:
         try:
             return self._reference.render(**context)
-        except _Refusal as error:
+        except _Rejection as error:
             raise TemplateError(str(error)) from None
         except Exception as error:  # a template is a program and can raise anything
             raise TemplateError(f"the chat template failed: {error or type(error).__name__}") from error
@@ -78,7 +78,7 @@ class Renderer:
     def _jinja2(self, source: str) -> jinja2.Template:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
+        environment.globals["raise_exception"] = _reject
         environment.globals["strftime_now"] = self._strftime_now
         return environment.from_string(source)
 
@@ -88,7 +88,7 @@ class Renderer:
             lstrip_blocks=True,
             auto_escape_callback=lambda name: False,
             filters={"tojson": _to_json},
-            globals={"raise_exception": _refuse, "strftime_now": self._strftime_now},
+            globals={"raise_exception": _reject, "strftime_now": self._strftime_now},
         )
         try:
             environment.add_template(_NAME, self._plain)
@@ -115,8 +115,8 @@ class Renderer:
         return self._now().strftime(format)
 
 
-def _refuse(message: object = "the chat template refused these messages") -> str:
-    raise _Refusal(str(message))
+def _reject(message: object = "the chat template refused these messages") -> str:
+    raise _Rejection(str(message))
 
 
 def _to_json(

@@ -14,7 +14,7 @@ _NFC_CHARACTERS = 4
 """Characters that Unicode's composition can join into one."""
 
 
-class _Model(Struct):
+class _TokenizerModel(Struct):
     type: str | None = None
     byte_fallback: bool = False
     continuing_subword_prefix: str | None = None
@@ -27,7 +27,7 @@ class _AddedToken(Struct):
 
 
 class _Parts(Struct):
-    model: _Model
+    model: _TokenizerModel
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
     added_tokens: list[_AddedToken] = []

@@ -9,9 +9,9 @@ from typing import Any
 from dynamo.protocols.errors import InvalidRequest
 
 MAX_SCHEMA_DEPTH = 100
-"""Of schemas in each other, references followed: grammar compilers recurse, and die where their stack ends."""
+"""The limit of nested schemas, references followed: grammar compilers recurse, and die where their stack ends."""
 MAX_COUNT = 65_536
-"""Of repetitions that a constraint asks for, those of nested groups of an expression multiplied."""
+"""The limit of repetitions in a constraint, those of nested groups of an expression multiplied."""
 
 _LEAST = ("minItems", "minLength", "minProperties", "minContains")
 _MOST = ("maxItems", "maxLength", "maxProperties", "maxContains")

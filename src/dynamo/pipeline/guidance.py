@@ -17,7 +17,7 @@ from dynamo.protocols.fields import GenerationFields, JsonObjectFormat, JsonSche
 MAX_CALLS = 32
 """With `parallel_tool_calls` a forced choice may call this often: a small model might never stop."""
 MAX_BYTES = 128 * 1024
-"""Of a constraint: llguidance compiles that many in a fifth of a second, and four times as many in three seconds."""
+"""The limit of a constraint: llguidance compiles this in 0.2 s, and four times as much in three seconds."""
 MAX_GUIDED_CHOICES = 4096
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 

@@ -125,7 +125,7 @@ class Postprocess:
             try:
                 text = self._decoder.push_escaped(ids)
             except UnknownToken as error:
-                self._refuse(error)
+                self._reject(error)
                 return
             if text:
                 self._choice.escaped(text)
@@ -250,11 +250,11 @@ class Postprocess:
         try:
             text = self._decoder.push(ids)
         except UnknownToken as error:
-            self._refuse(error)
+            self._reject(error)
         else:
             self._push_text(text)
 
-    def _refuse(self, error: UnknownToken) -> None:
+    def _reject(self, error: UnknownToken) -> None:
         self.done = True
         self._choice.fail(ProtocolError(f"{self._worker()} sent {error}"))
         self._stop_worker()

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from dynamo.model import LoadedModel, TemplateError
 from dynamo.pipeline import parse
@@ -18,17 +18,29 @@ from dynamo.pipeline.custom_tools import as_functions
 from dynamo.pipeline.guidance import forced_tool, guided_calls, guiding_field
 from dynamo.pipeline.options import ModelDefaults, engine_request, max_tokens, template_arguments, too_long
 from dynamo.pipeline.postprocess import Postprocess
-from dynamo.pipeline.prompt_times import PromptTimes
-from dynamo.pipeline.validate import refuse_media, text_length
+from dynamo.pipeline.validate import reject_media, text_length
 from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard
 from dynamo.protocols.chat import AnyTool, ChatRequest
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.embeddings import EmbeddingRequest
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidRequest
+from dynamo.runtime.metrics import Histogram
+
+
+def _without_buckets() -> Histogram:
+    return Histogram(())
+
+
+class PromptTimes(Struct):
+    template: Histogram = field(default_factory=_without_buckets)
+    """Messages into text."""
+    tokenize: Histogram = field(default_factory=_without_buckets)
+    """Text into token ids, including the hop to a thread for long texts."""
+
 
 MAX_CHARACTERS = 8 << 20
-"""Of a text that is encoded however many tokens it has."""
+"""The length of a text that is encoded however many tokens it has."""
 
 
 class Prepared(Struct):
@@ -63,9 +75,9 @@ class Preprocessor:
         self._times = times or PromptTimes()
         widest, context = model.tokenizer.characters_per_token, model.context_length
         self._fitting_characters = min(MAX_CHARACTERS, widest * context) if widest and context else MAX_CHARACTERS
-        """Texts of so many characters are never refused for their length before they are encoded."""
+        """Texts of up to this number of characters are never rejected for their length before they are encoded."""
         self._most_characters = max(MAX_CHARACTERS, widest * context) if widest and context else MAX_CHARACTERS
-        """Of messages that are rendered: the template has them in one step, whatever it makes of them."""
+        """The most characters in messages, as a template renders all in one step, whatever it makes of them."""
 
     async def chat(self, request: ChatRequest) -> Prepared:
         given = request.nvext.token_data if request.nvext else None
@@ -76,7 +88,7 @@ class Preprocessor:
         prompt = self.prompt(request)
         rendered = perf_counter()
         if len(prompt) > self._fitting_characters:
-            self._refuse_too_long(prompt, "messages", request.truncate_prompt_tokens)
+            self._reject_too_long(prompt, "messages", request.truncate_prompt_tokens)
         ids = await self.model.tokenizer.encode_async(prompt, bool(request.add_special_tokens))
         self._times.template.observe(rendered - began)
         self._times.tokenize.observe(perf_counter() - rendered)
@@ -97,11 +109,11 @@ class Preprocessor:
     async def count_tokens(self, request: ChatRequest) -> int:
         """The length of the prompt, even if it exceeds the model's context."""
         text = self.render(request)
-        refuse_characters(text, "messages")
+        reject_characters(text, "messages")
         return len(await self._encode(text))
 
     async def embedding(self, request: EmbeddingRequest, *, truncate: bool = False) -> list[list[int]]:
-        """The token ids of each input; one that is too long for the model is refused, or cut at its end."""
+        """The token ids of each input; one that is too long for the model is rejected, or cut at its end."""
         inputs = []
         for index, each in enumerate(request.inputs()):
             where = "input" if len(request.inputs()) == 1 else f"input[{index}]"
@@ -109,7 +121,7 @@ class Preprocessor:
                 # Short texts are encoded at once: other requests have their turn between them.
                 await asyncio.sleep(0)
             if isinstance(each, str):
-                self._refuse_too_long(each, where, 1 if truncate else None)
+                self._reject_too_long(each, where, 1 if truncate else None)
                 # Embedding models pool over the special tokens around the text, so here they are needed.
                 ids = await self._encode(each, add_special_tokens=True)
             else:
@@ -136,7 +148,7 @@ class Preprocessor:
             if index:
                 await asyncio.sleep(0)
             if isinstance(prompt, str):
-                self._refuse_too_long(prompt, "prompt", request.truncate_prompt_tokens)
+                self._reject_too_long(prompt, "prompt", request.truncate_prompt_tokens)
                 ids = await self._encode(prompt, bool(request.add_special_tokens))
                 if not ids:
                     raise InvalidRequest.bad_value("prompt", "there is no token in it")
@@ -152,7 +164,7 @@ class Preprocessor:
             raise InvalidRequest(
                 f"The model '{request.model}' has no chat template; use /v1/completions.", "messages", "no_template"
             )
-        refuse_media(request.messages)
+        reject_media(request.messages)
         if (length := text_length(request.messages)) > self._most_characters:
             raise self._too_many_characters(length, request.truncate_prompt_tokens)
         messages: list[dict[str, Any]] = msgspec.to_builtins(request.messages)
@@ -215,13 +227,13 @@ class Preprocessor:
             guided=guiding_field(request) is not None,
         )
 
-    def _refuse_too_long(self, text: str, field: str, truncated_to: int | None = None) -> None:
+    def _reject_too_long(self, text: str, field: str, truncated_to: int | None = None) -> None:
         """Reject a text that cannot fit into the context, before the time is spent to encode it."""
         limit, tokenizer = self.model.context_length, self.model.tokenizer
         if limit is not None and truncated_to is None and tokenizer.exceeds(text, limit):
             raise too_long(field, tokenizer.fewest_tokens(text), limit, at_least=True)
         if truncated_to is not None or limit is None or tokenizer.characters_per_token is None:
-            refuse_characters(text, field)
+            reject_characters(text, field)
 
     def _too_many_characters(self, length: int, truncated_to: int | None) -> InvalidRequest:
         widest, context = self.model.tokenizer.characters_per_token, self.model.context_length
@@ -238,7 +250,7 @@ class Preprocessor:
         return ids
 
     def _prepared(self, request: ChatRequest | CompletionRequest, ids: list[int], prompt: str | None) -> Prepared:
-        refuse_guidance(self.card, request)
+        reject_guidance(self.card, request)
         if request.logit_bias and len(request.logit_bias) > (size := self.model.tokenizer.vocab_size):
             why = f"{len(request.logit_bias)} biases are more than the model's vocabulary of {size}"
             raise InvalidRequest.bad_value("logit_bias", why)
@@ -279,13 +291,13 @@ class Preprocessor:
             raise InvalidRequest.bad_value(param, f"token id {wrong} is outside the model's vocabulary of {size}")
 
 
-def refuse_characters(text: str, field: str) -> None:
+def reject_characters(text: str, field: str) -> None:
     """Limit a text that is encoded however many tokens it has."""
     if len(text) > MAX_CHARACTERS:
         raise InvalidRequest.bad_value(field, f"at most {MAX_CHARACTERS} characters are allowed, got {len(text)}")
 
 
-def refuse_guidance(card: ModelCard, request: ChatRequest | CompletionRequest) -> None:
+def reject_guidance(card: ModelCard, request: ChatRequest | CompletionRequest) -> None:
     """Reject a constraint that the engine would ignore: output that violates it is worse than none."""
     field = guiding_field(request)
     if field is not None and not card.accepts_guided_decoding:

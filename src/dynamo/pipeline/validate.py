@@ -40,7 +40,7 @@ MAX_MESSAGES = 4096
 MAX_BIASES = 1 << 18
 """Logit biases of all choices together: every choice is sent to a worker with its own copy."""
 MAX_STOP_CHARACTERS = 8192
-"""Of all stop strings together."""
+"""The limit of all stop strings together."""
 _ARGUMENT_LIMITS = BodyLimits(items=65_536, fields=65_536)
 EXTRA_FIELDS = ("worker_id", "routing", "timing", "stop_reason")
 _UNSUPPORTED = {
@@ -129,7 +129,7 @@ def validate_embedding(request: EmbeddingRequest) -> None:
         raise InvalidRequest.bad_value("input", f"at most {MAX_INPUTS} inputs are allowed, got {len(request.inputs())}")
 
 
-def refuse_media(messages: Sequence[Message]) -> None:
+def reject_media(messages: Sequence[Message]) -> None:
     """Reject images, audio and files, for models that read text only."""
     for index, message in enumerate(messages):
         if isinstance(message.content, list):

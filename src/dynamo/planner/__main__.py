@@ -16,9 +16,9 @@ from dynamo.kubernetes.access import find_access
 from dynamo.kubernetes.api import KubernetesApi
 from dynamo.planner.act import LocalActor, VirtualActor, VirtualConnector
 from dynamo.planner.act.kubernetes import kubernetes_actor
-from dynamo.planner.announce import announcing
+from dynamo.planner.announce import open_announcements
 from dynamo.planner.config import PlannerConfig, read_config
-from dynamo.planner.metrics import PlannerMetrics, served
+from dynamo.planner.metrics import PlannerMetrics, serve_metrics
 from dynamo.planner.observe import make_source
 from dynamo.planner.parts import Actor
 from dynamo.planner.planner import Planner
@@ -38,7 +38,7 @@ COMMAND = "python -m dynamo.planner"
 
 
 class PlannerSettings(Settings, frozen=True, kw_only=True):
-    """Beside the configuration: where its file is, and what Kubernetes says where it says nothing."""
+    """The settings beside the configuration: where its file is, and what Kubernetes says in its place."""
 
     # fmt: off
     config: Annotated[str | None, Setting(
@@ -123,8 +123,8 @@ async def _plan(config: PlannerConfig, actor: Actor, signalled: asyncio.Event, e
     metrics = PlannerMetrics(config)
     host = config.metric_reporting_host or listening_address(environ)
     async with (
-        served(metrics, host, config.metric_reporting_prometheus_port) as port,
-        announcing(config, environ) as announce,
+        serve_metrics(metrics, host, config.metric_reporting_prometheus_port) as port,
+        open_announcements(config, environ) as announce,
     ):
         planner = Planner(config, make_source(config), actor, observer=metrics.observe, announce=announce)
         where = f", metrics on http://{host}:{port}/metrics" if port else ""

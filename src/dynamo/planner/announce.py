@@ -1,4 +1,4 @@
-"""Tells everyone who looks at the fleet what the planner says, over the event plane."""
+"""Publishes what the planner says on the event plane, for the fleet views of frontends."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Announcer:
 
 
 @asynccontextmanager
-async def announcing(config: PlannerConfig, environ: Mapping[str, str]) -> AsyncIterator[Callable[[str], None]]:
-    """What to call with each sentence. Where the event plane cannot be used, the planner goes on without it."""
+async def open_announcements(config: PlannerConfig, environ: Mapping[str, str]) -> AsyncIterator[Callable[[str], None]]:
+    """Yield what announces a sentence. Where the event plane cannot be used, the planner goes on without it."""
     network: Network | None = None
     announcer: Announcer | None = None
     try:

@@ -23,18 +23,18 @@ from dynamo.planner.config import PlannerConfig, Role
 from dynamo.planner.demand import rate_of
 from dynamo.planner.history import Observation, TrafficSeen
 
-_SPREAD = 1.5
+_MIN_SPREAD = 1.5
 """Observations determine a line if the highest load is this many times the lowest."""
-_EXTRAPOLATED = 2.0
+_MAX_EXTRAPOLATION = 2.0
 """A model is believed up to this many times the highest load that was seen."""
-_MISSES = 3
-"""As many observations above a target are no accident."""
+_MIN_MISSES = 3
+"""This many observations above a target are no accident."""
 _HALF_LIFE_SHARE = 0.25
 _MOST_REQUESTS = 1.28
-"""90 % of a normal distribution are less than so many standard deviations above its mean. Workers are added one by one,
+"""90 % of a normal distribution lie less than 1.28 standard deviations above its mean. Workers are added one by one,
 so that most of the time each has less to do than it may, and 95 % are within a target."""
 _HALVINGS = 30
-_BLOCK = 3
+_PERIOD_LENGTH = 3
 """Observations that are looked at together: in a single one, prompts and the steps they delay fall apart."""
 
 
@@ -51,26 +51,26 @@ class WorkerSample(Struct, frozen=True):
 
 class LatencyLine(Struct, frozen=True):
     idle: float
-    """Seconds without load."""
+    """The latency without load, in seconds."""
     limit: float
     """The load at which latency has no bound."""
     seen: float
     """The highest load that was observed."""
     fitted: bool = True
-    missed: float = math.inf
+    missed_load: float = math.inf
     """A load at which the target was missed."""
 
-    def sustained(self, target: float, tail: float, input_tokens: float, output_tokens: float) -> float:
+    def sustainable_rate(self, target: float, tail: float, input_tokens: float, output_tokens: float) -> float:
         """Requests per second at which `idle + tail * (mean - idle)` is the target; 0 if an idle worker misses it."""
         allowed = self.idle + (target - self.idle) / tail
         if allowed <= self.idle:
             load = 0.0 if self.fitted else self.limit / 4
         else:
-            load = min(self.limit * (1 - self.idle / allowed), _EXTRAPOLATED * self.seen, self.missed)
+            load = min(self.limit * (1 - self.idle / allowed), _MAX_EXTRAPOLATION * self.seen, self.missed_load)
         return load / input_tokens
 
-    def half_used(self, rate: float, input_tokens: float, output_tokens: float) -> bool:
-        """Whether so many requests per second are less than half of what it can do at all."""
+    def is_half_used(self, rate: float, input_tokens: float, output_tokens: float) -> bool:
+        """Whether `rate` requests per second are less than half of what the worker can do at all."""
         return rate * input_tokens < self.limit / 2
 
 
@@ -85,24 +85,24 @@ class StepTime(Struct, frozen=True):
     """The highest rate of output tokens that was observed."""
     fitted: bool = True
 
-    def sustained(self, target: float, tail: float, input_tokens: float, output_tokens: float) -> float:
+    def sustainable_rate(self, target: float, tail: float, input_tokens: float, output_tokens: float) -> float:
         """Requests per second at which most requests are within the target; 0 if an idle worker misses it."""
-        most = _EXTRAPOLATED * self.seen / output_tokens
+        most = _MAX_EXTRAPOLATION * self.seen / output_tokens
         if self.idle >= target:
             return 0.0 if self.fitted else most / 8
         cost = self._per_second(input_tokens, output_tokens)
         low, high = 0.0, min(most, 1 / cost) if cost else most
         for _ in range(_HALVINGS):
             rate = (low + high) / 2
-            slow = rate * cost >= 1 or self._slow(rate, tail, input_tokens, output_tokens) > target
+            slow = rate * cost >= 1 or self._tail_latency(rate, tail, input_tokens, output_tokens) > target
             low, high = (low, rate) if slow else (rate, high)
         return low
 
-    def _slow(self, rate: float, tail: float, input_tokens: float, output_tokens: float) -> float:
+    def _tail_latency(self, rate: float, tail: float, input_tokens: float, output_tokens: float) -> float:
         """What most requests stay below: `idle + tail * (mean - idle)`, or more where prompts come in between.
 
-        As many prompts are computed during an answer as requests arrive in its time: few, so that chance makes answers
-        differ; and each of them makes time for further ones.
+        An answer waits for the prompts of all requests that arrive while it is generated: few, so that chance makes
+        answers differ; and each wait is time in which further requests arrive.
         """
         # The batch is the rate times the time that its tokens take.
         mean = self.idle / (1 - rate * self._per_second(input_tokens, output_tokens))
@@ -110,8 +110,8 @@ class StepTime(Struct, frozen=True):
         deviation = prompt * math.sqrt(rate * mean / output_tokens) / (1 - rate * prompt)
         return max(self.idle + tail * (mean - self.idle), mean + _MOST_REQUESTS * deviation)
 
-    def half_used(self, rate: float, input_tokens: float, output_tokens: float) -> bool:
-        """Whether so many requests per second are less than half of what it can do at all."""
+    def is_half_used(self, rate: float, input_tokens: float, output_tokens: float) -> bool:
+        """Whether `rate` requests per second are less than half of what the worker can do at all."""
         return rate * self._per_second(input_tokens, output_tokens) < 0.5
 
     def _per_second(self, input_tokens: float, output_tokens: float) -> float:
@@ -119,28 +119,28 @@ class StepTime(Struct, frozen=True):
 
 
 def fit_ttft(samples: Sequence[WorkerSample], least: int, target: float = math.inf) -> LatencyLine | None:
-    """None for fewer than `least` samples. Loads at which latency was above `target` are never believed to be fine."""
+    """Fit a line; None for fewer than `least` samples. Loads with a latency above `target` never count as fine."""
     if len(samples) < least:
         return None
     weight = sum(each.weight for each in samples)
     x = sum(each.weight * each.prompts for each in samples) / weight
     y = sum(each.weight / each.latency for each in samples) / weight
     low, high = min(each.prompts for each in samples), max(each.prompts for each in samples)
-    if high >= _SPREAD * low:
+    if high >= _MIN_SPREAD * low:
         xx = sum(each.weight * (each.prompts - x) ** 2 for each in samples)
         xy = sum(each.weight * (each.prompts - x) * (1 / each.latency - y) for each in samples)
         slope = -xy / xx
         if slope <= 0:
-            return LatencyLine(1 / y, math.inf, high, missed=_missed(samples, target))
+            return LatencyLine(1 / y, math.inf, high, missed_load=_missed_load(samples, target))
         at_rest = y + slope * x
-        return LatencyLine(1 / at_rest, at_rest / slope, high, missed=_missed(samples, target))
+        return LatencyLine(1 / at_rest, at_rest / slope, high, missed_load=_missed_load(samples, target))
     # One load says nothing about others: assume that it is half of the limit. An overloaded fleet must not look as if
     # more workers could not help.
     return LatencyLine(1 / y / 2, 2 * x, high, fitted=False)
 
 
 def fit_step(samples: Sequence[WorkerSample], least: int) -> StepTime | None:
-    """None for fewer than `least` samples."""
+    """Fit the time of a step; None for fewer than `least` samples."""
     if len(samples) < least:
         return None
     # Times the latency, both loads explain it in a straight line. Errors count in proportion to it: a jam, in which it
@@ -152,7 +152,7 @@ def fit_step(samples: Sequence[WorkerSample], least: int) -> StepTime | None:
     weight = sum(row[3] for row in rows)
     batch, prompts, latency = (sum(row[at] * row[3] for row in rows) / weight for at in range(3))
     seen = max(each.generated for each in samples)
-    if max(row[0] for row in rows) < _SPREAD * min(row[0] for row in rows):
+    if max(row[0] for row in rows) < _MIN_SPREAD * min(row[0] for row in rows):
         # As for the time to the first token: one load says nothing about others.
         return StepTime(latency / 2, latency / 2 / batch, 0.0, seen, fitted=False)
 
@@ -178,14 +178,14 @@ def fit_step(samples: Sequence[WorkerSample], least: int) -> StepTime | None:
     return StepTime(idle, per_request, per_prompt, seen)
 
 
-def _missed(samples: Sequence[WorkerSample], target: float) -> float:
-    """The upper quartile: while a jam is worked off, latency is high at loads that would be fine otherwise."""
-    missed = sorted(each.prompts for each in samples if each.latency > target)
-    return missed[len(missed) * 3 // 4] if len(missed) >= _MISSES else math.inf
+def _missed_load(samples: Sequence[WorkerSample], target: float) -> float:
+    """The upper quartile of loads that missed: while a jam is worked off, latency is high at loads that are fine."""
+    missed_load = sorted(each.prompts for each in samples if each.latency > target)
+    return missed_load[len(missed_load) * 3 // 4] if len(missed_load) >= _MIN_MISSES else math.inf
 
 
 def samples(history: Sequence[Observation], role: Role, config: PlannerConfig, latency: str) -> list[WorkerSample]:
-    """`latency` is "ttft" or "itl". Where there are enough calm observations, those in a jam are left out.
+    """Samples of a worker for "ttft" or "itl". Where there are enough calm observations, those in a jam are left out.
 
     Requests that wait stay where they were sent: while a jam is worked off, some workers have too much and others
     nothing, and their mean says little about one of them.
@@ -193,24 +193,24 @@ def samples(history: Sequence[Observation], role: Role, config: PlannerConfig, l
     recent = history[-config.capacity_samples :]
     half_life = max(1.0, _HALF_LIFE_SHARE * config.capacity_samples)
     found: list[WorkerSample] = []
-    for block, target in ((_BLOCK, config.ttft_ms / 1000), (1, config.ttft_ms / 1000), (1, math.inf)):
-        found = list(_measured(recent, role, config.mode != "agg", latency, half_life, target, block))
+    for period, target in ((_PERIOD_LENGTH, config.ttft_ms / 1000), (1, config.ttft_ms / 1000), (1, math.inf)):
+        found = list(_worker_samples(recent, role, config.mode != "agg", latency, half_life, target, period))
         if len(found) >= config.load_min_observations:
             break
     return found
 
 
 def late(seen: Observation, target: float) -> float:
-    """Requests that wait beyond those that may, at this rate, without missing the target."""
+    """How many requests wait beyond those that can meet the target at this rate."""
     return max(0.0, seen.traffic.waiting - rate_of(seen) * target) if seen.traffic else 0.0
 
 
-def _measured(
+def _worker_samples(
     recent: Sequence[Observation], role: Role, split: bool, latency: str, half_life: float, target: float, most: int
 ) -> Iterator[WorkerSample]:
-    """Means of `most` observations each."""
+    """Yield means of `most` observations each."""
     newest = len(recent) - 1
-    length, block = 0.0, _Block(split=split)
+    length, period = 0.0, _FleetPeriod(split=split)
     for at, (before, now) in enumerate(pairwise(recent), 1):
         pool, earlier, traffic = now.pool(role), before.pool(role), now.traffic
         # It is known of requests that ended, and while a jam builds up none may end.
@@ -220,19 +220,19 @@ def _measured(
             or not pool.serving or pool.serving != earlier.serving
             or late(before, target) or late(now, target) or (traffic.ttft or 0.0) > target
         ):  # fmt: skip
-            block = _Block(split=split)
+            period = _FleetPeriod(split=split)
             continue
         prompts = length * traffic.prompts_computed(role, split=split)
         if role == "prefill" and traffic.first_tokens and not prompts:
             continue  # the times are those of prompts that decode workers computed
-        block.add(traffic, pool.serving * now.seconds, prompts, latency)
-        if block.observations >= most:
-            if sample := block.sample(0.5 ** ((newest - at) / half_life)):
+        period.add(traffic, pool.serving * now.seconds, prompts, latency)
+        if period.observations >= most:
+            if sample := period.sample(0.5 ** ((newest - at) / half_life)):
                 yield sample
-            block = _Block(split=split)
+            period = _FleetPeriod(split=split)
 
 
-class _Block:
+class _FleetPeriod:
     """Observations in a row with the same number of workers."""
 
     def __init__(self, *, split: bool) -> None:

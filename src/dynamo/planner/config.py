@@ -41,7 +41,7 @@ NOT_SUPPORTED = {
     "throughput_metrics_source": "the metrics are the frontend's",
     "profile_results_dir": "capacity is measured on live requests",
 }
-"""Keys of ai-dynamo's planner that this one refuses, with the reason."""
+"""Keys of ai-dynamo's planner that this one rejects, with the reason."""
 
 
 class PlannerConfigError(StartError):
@@ -162,7 +162,7 @@ class PlannerConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_config(source: str | None, environ: Mapping[str, str] = {}, flags: Mapping[str, Any] = {}) -> PlannerConfig:
-    """From flags and variables, and JSON given as it is or a file with JSON or YAML."""
+    """Read flags, variables, and JSON given as it is or a file with JSON or YAML."""
     asked = read(PlannerConfig, environ, flags)
     if source is None:
         return make_config(asked, "the planner's settings")
@@ -175,7 +175,7 @@ def read_config(source: str | None, environ: Mapping[str, str] = {}, flags: Mapp
 
 
 def parse_config(text: bytes | str, file: str = "--config", asked: Mapping[str, Any] = {}) -> PlannerConfig:
-    """What was `asked` besides beats the text."""
+    """Read a configuration; what was `asked` besides beats the text."""
     import yaml
 
     try:
@@ -199,11 +199,11 @@ def make_config(given: Mapping[Any, Any], file: str) -> PlannerConfig:
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `$.")
         raise PlannerConfigError(f"{file}: {place.rstrip('`')}: {what}") from None
-    _refuse_conflicts(config, file)
+    _reject_conflicts(config, file)
     return config
 
 
-def _refuse_conflicts(config: PlannerConfig, file: str) -> None:
+def _reject_conflicts(config: PlannerConfig, file: str) -> None:
     least = sum(config.minimum(role) * config.gpus(role) for role in config.roles)
     if least > config.max_gpu_budget:
         shown = " and ".join(f"{config.minimum(role)} {role} workers" for role in config.roles)

@@ -1,4 +1,4 @@
-"""From what was seen to how many workers there should be: a pure function of history and configuration.
+"""Decides how many workers there should be: a pure function of the history and the configuration.
 
 A decision adds workers at once and takes them away only after a whole window with too many. It stays where it is while
 data is missing, while a change by someone else is fresh, and while an earlier decision is being carried out.
@@ -27,23 +27,23 @@ State = Literal[
 TTFT_TAIL = 3.0
 """Waiting times have about an exponential tail: 95 % wait less than three times the mean."""
 _ITL_TAIL = 1.15
-"""The mean time between the tokens of a request differs less."""
+"""The tail of the mean time between a request's tokens, which differs less."""
 _ITL_TAIL_SLOW_START = 1.3
-"""Where workers start slowly, there has to be room for a rise that begins as well."""
-_FULL = 0.9
+"""The same tail where workers start slowly: there has to be room for a rise that begins as well."""
+_FULL_KV_SHARE = 0.9
 """The share of KV blocks that running requests may use after a scale-down."""
-_SETTLED = 1 / 3
+_STEADY_SHARE = 1 / 3
 """A scale-down needs that demand has not changed for this share of its window."""
-_KEPT = 5 / 6
-"""Nor is a worker taken away within this share of the window after one was added."""
-_CHANCE = 3.0
+_SCALE_UP_HOLD = 5 / 6
+"""A worker is not taken away within this share of the window after one was added."""
+_ROOM_FOR_CHANCE = 3.0
 """Standard deviations of demand that the workers left by a scale-down must have room for. With less room, chance alone
 would soon call for the worker that was taken away: each decision looks again, and there are hundreds of them."""
-_CHANCE_GOING_ON = 1.0
-"""The same where the last change was a scale-down too and workers start quickly."""
-_CHANCE_TURNING = 1.5
-"""There, demand has to be so many standard deviations above what the workers sustain before one is added again, unless
-it changed suddenly: so it takes as much to turn as it did before, with fewer workers in between."""
+_ROOM_AFTER_SCALE_DOWN = 1.0
+"""The room, in standard deviations, where the last change was a scale-down too and workers start quickly."""
+_ROOM_BEFORE_SCALE_UP = 1.5
+"""After a scale-down, a worker is added only once demand is this number of standard deviations above what the workers
+sustain, unless demand changed suddenly: turning back takes as much as the scale-down did."""
 _WORK_OFF_INTERVALS = 4.0
 """Requests that wait longer than the target allows are to be worked off within this many intervals."""
 _THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1), "load": (1.0, 0.1, 1.0, 0.6)}
@@ -58,7 +58,7 @@ class PoolDecision(Struct, frozen=True, kw_only=True):
 
 
 class ScalingDecision(Struct, frozen=True, kw_only=True):
-    """None for a role: its workers are unknown, and nothing is done about them."""
+    """The decision for each role; None where the number of its workers is unknown and does not change."""
 
     prefill: PoolDecision | None = None
     decode: PoolDecision | None = None
@@ -69,7 +69,7 @@ class ScalingDecision(Struct, frozen=True, kw_only=True):
 
 
 def decide(history: Sequence[Observation], config: PlannerConfig) -> ScalingDecision:
-    """`history` is not empty, the newest observation last."""
+    """Decide how many workers should run. `history` is not empty; its newest observation is the last."""
     forecast = forecast_of(history, config)
     chosen = {
         role: _choose(history, pool, role, forecast, config)
@@ -83,7 +83,7 @@ def _choose(
     history: Sequence[Observation], pool: PoolSeen, role: Role, forecast: Forecast, config: PlannerConfig
 ) -> PoolDecision:
     now = history[-1]
-    least, most = config.minimum(role), _most(role, config)
+    least, most = config.minimum(role), _max_workers(role, config)
 
     def at(workers: int, state: State, reason: str) -> PoolDecision:
         within = min(max(workers, least), most)
@@ -93,39 +93,39 @@ def _choose(
         return PoolDecision(workers=within, state=state, reason=reason)
 
     if now.traffic is None or pool.serving is None:
-        return at(pool.wanted, "insufficient_data", "the metrics are missing, so it holds")
+        return at(pool.wanted, "insufficient_data", "the metrics are missing")
     if (changed := _changed_by_others(history, role)) is not None and changed + config.manual_hold_seconds > now.at:
-        return at(pool.wanted, "manual_change", f"someone else asked for {pool.wanted}, so it holds")
+        return at(pool.wanted, "manual_change", f"someone else asked for {pool.wanted}")
     if pool.in_progress:
-        return at(pool.wanted, "scaling_in_progress", "the last decision is still being carried out")
+        return at(pool.wanted, "scaling_in_progress", "the last decision is still in progress")
     need, why = _need_now(history, role, forecast, config)
     available = pool.serving + pool.starting
     if need is not None and need > available:
         added = min(need - available, config.scale_up_step)
         return at(pool.wanted + added, "scale_up", why)
     if available != pool.wanted:
-        seen = f"{pool.wanted} workers should run and {available} are seen"
+        seen = f"{pool.wanted} workers should run, but {available} are seen"
         return at(pool.wanted, "worker_count_mismatch", f"{seen}, so none is taken away")
     if pool.starting:
         return at(pool.wanted, "scaling_in_progress", f"{pool.starting} workers are starting")
     if need is None:
         return at(pool.wanted, "insufficient_data", why)
     floor = _need_in_window(history, role, forecast, config)
-    floor = pool.wanted if floor is None else max(floor, least, _occupied(pool))
+    floor = pool.wanted if floor is None else max(floor, least, _need_for_blocks(pool))
     if floor < pool.wanted:
         return at(max(floor, pool.wanted - config.scale_down_step), "scale_down", f"{why}: {floor} are enough")
     return at(pool.wanted, "no_change", why)
 
 
-def _occupied(pool: PoolSeen) -> int:
-    """As many workers as the KV blocks of the running requests need."""
-    return math.ceil((pool.serving or 0) * (pool.kv_rate or 0.0) / _FULL)
+def _need_for_blocks(pool: PoolSeen) -> int:
+    """How many workers the KV blocks of the running requests need."""
+    return math.ceil((pool.serving or 0) * (pool.kv_rate or 0.0) / _FULL_KV_SHARE)
 
 
 def _need_now(
     history: Sequence[Observation], role: Role, forecast: Forecast, config: PlannerConfig
 ) -> tuple[int | None, str]:
-    """None where it is not known."""
+    """How many workers are needed now, and why; None where that is not known."""
     now = history[-1]
     if config.optimization_target != "sla":
         return _need_by_load(now, role, config)
@@ -134,7 +134,7 @@ def _need_now(
     rate = (forecast.requests_per_second or 0.0) + waiting / seconds
     chance = 0.0
     if forecast.demand.observations > SUDDEN and _last_step(history, role) < 0:
-        chance = _CHANCE_TURNING * (1 - _slow_start(config)) * forecast.demand.deviation
+        chance = _ROOM_BEFORE_SCALE_UP * (1 - _slow_start(config)) * forecast.demand.deviation
     need, why = _need_for_rate(max(0.0, rate - chance), role, forecast, config, share=1.0)
     if chance:
         why = f"beyond chance, {why}"
@@ -144,10 +144,10 @@ def _need_now(
     recent = history[-patience:]
     if (
         pool and pool.serving and not pool.starting and len(recent) == patience
-        and _same_workers(recent, role) and (missed := _missed(recent, role, config))
+        and _same_workers(recent, role) and (missed := _missed_target(recent, role, config))
     ):  # fmt: skip
-        if hopeless := _hopeless(rate_of(now) / pool.serving, role, forecast, config):
-            return None, f"{missed}; {hopeless}"
+        if why_not := _why_more_cannot_help(rate_of(now) / pool.serving, role, forecast, config):
+            return None, f"{missed}; {why_not}"
         return max(need or 0, pool.serving + 1), missed
     return need, why
 
@@ -161,25 +161,25 @@ def _need_in_window(
 ) -> int | None:
     """What the whole window needed, with room to spare; None where a part of it is unknown."""
     window = _window(history, role, config)
-    if window is None or _added(window[-math.ceil(_KEPT * len(window)) :], role):
+    if window is None or _was_scaled_up(window[-math.ceil(_SCALE_UP_HOLD * len(window)) :], role):
         return None
     if config.optimization_target != "sla":
         return max(_need_by_load(seen, role, config)[0] for seen in window)
     demand = demand_of(window, len(window))
     share = config.load_scaling_down_sensitivity / 100
-    chance = _CHANCE
+    chance = _ROOM_FOR_CHANCE
     if _last_step(history, role) < 0:
-        chance += (_CHANCE_GOING_ON - _CHANCE) * (1 - _slow_start(config))
+        chance += (_ROOM_AFTER_SCALE_DOWN - _ROOM_FOR_CHANCE) * (1 - _slow_start(config))
     rate = max(demand.rate + chance * demand.deviation, forecast.requests_per_second or 0.0)
     need = _need_for_rate(rate, role, forecast, config, share=share)[0]
     pool = history[-1].pool(role)
     # One worker too many may be chance, and is taken away after the whole window; more of them after a part of it.
-    least = 1.0 if pool and need == pool.wanted - 1 else _SETTLED
+    least = 1.0 if pool and need == pool.wanted - 1 else _STEADY_SHARE
     return need if demand.observations >= least * len(window) else None
 
 
 def _slow_start(config: PlannerConfig) -> float:
-    """0: a worker that is missing is there at once. 1: its start takes a third of the window or longer."""
+    """How slowly workers start: 0 is at once, 1 is a third of the window or longer."""
     return min(1.0, 3 * config.startup_seconds / config.throughput_adjustment_interval_seconds)
 
 
@@ -197,7 +197,7 @@ def _pairs_known(
     return ((before, after) for after, before in pairwise(known))
 
 
-def _added(recent: Sequence[Observation], role: Role) -> bool:
+def _was_scaled_up(recent: Sequence[Observation], role: Role) -> bool:
     wanted = [pool.wanted for seen in recent if (pool := seen.pool(role))]
     return any(before < after for before, after in pairwise(wanted))
 
@@ -217,13 +217,13 @@ def _window(history: Sequence[Observation], role: Role, config: PlannerConfig) -
 def _need_for_rate(
     rate: float, role: Role, forecast: Forecast, config: PlannerConfig, *, share: float
 ) -> tuple[int | None, str]:
-    """Workers for so many requests per second, each used up to `share` of what it sustains within the targets."""
+    """The workers for `rate` requests per second, each used up to `share` of what it sustains within the targets."""
     said = f"{rate:.2f} requests/s are expected"
     if not rate:
         return 0, said
     tokens = forecast.tokens(role)
     capacity = min(
-        (model.sustained(target, tail, *tokens) for model, target, tail in _limits(role, forecast, config)),
+        (model.sustainable_rate(target, tail, *tokens) for model, target, tail in _limits(role, forecast, config)),
         default=None,
     )
     if not capacity:
@@ -234,7 +234,7 @@ def _need_for_rate(
 def _limits(
     role: Role, forecast: Forecast, config: PlannerConfig
 ) -> Iterator[tuple[LatencyLine | StepTime, float, float]]:
-    """What bounds the load of a worker: the model, the target in seconds, and its tail."""
+    """Yield what bounds the load of a worker: a model, its target in seconds, and its tail."""
     if not forecast.input_tokens or not forecast.output_tokens:
         return
     if role in _ttft_roles(config) and forecast.ttft:
@@ -247,16 +247,16 @@ def itl_tail(config: PlannerConfig) -> float:
     return _ITL_TAIL + (_ITL_TAIL_SLOW_START - _ITL_TAIL) * _slow_start(config)
 
 
-def _hopeless(rate: float, role: Role, forecast: Forecast, config: PlannerConfig) -> str | None:
-    """Why more workers do not help, where each has only `rate` requests per second and misses a target even so."""
+def _why_more_cannot_help(rate: float, role: Role, forecast: Forecast, config: PlannerConfig) -> str | None:
+    """Say why more workers cannot help where each misses a target with only `rate` requests per second."""
     for model, target, _ in _limits(role, forecast, config):
-        if model.fitted and model.idle >= target and model.half_used(rate, *forecast.tokens(role)):
+        if model.fitted and model.idle >= target and model.is_half_used(rate, *forecast.tokens(role)):
             return f"a worker without load would take {1000 * model.idle:.0f} ms, so more workers cannot help"
     return None
 
 
-def _missed(recent: Sequence[Observation], role: Role, config: PlannerConfig) -> str | None:
-    """Which target the mean misses in all of these observations."""
+def _missed_target(recent: Sequence[Observation], role: Role, config: PlannerConfig) -> str | None:
+    """Say which target the mean misses in all of these observations; None where it misses none."""
     checks = []
     if role in _ttft_roles(config):
         checks.append(("time to the first token", config.ttft_ms, [o.traffic and o.traffic.ttft for o in recent]))
@@ -276,25 +276,25 @@ def _need_by_load(seen: Observation, role: Role, config: PlannerConfig) -> tuple
     assert seen.traffic
     queue_up, queue_down, kv_up, kv_down = _THRESHOLDS[config.optimization_target]
     context = seen.traffic.context_length or 0.0
-    queue_up = _or(config.prefill_scale_up_queue_tokens, queue_up * context)
-    queue_down = _or(config.prefill_scale_down_queue_tokens, queue_down * context)
+    queue_up = _given_or(config.prefill_scale_up_queue_tokens, queue_up * context)
+    queue_down = _given_or(config.prefill_scale_down_queue_tokens, queue_down * context)
     serving = pool.serving
     need, said = 0, []
     if role in _ttft_roles(config) and queue_up > 0:
         queued = pool.queued_tokens / max(serving, 1)
-        need = max(need, _scaled(serving, queued, queue_up, queue_down))
+        need = max(need, _need_for_use(serving, queued, queue_up, queue_down))
         said.append(f"{queued:.0f} prompt tokens per worker wait")
     if role == "decode" and pool.kv_rate is not None:
-        kv_up = _or(config.decode_scale_up_kv_rate, kv_up)
-        kv_down = _or(config.decode_scale_down_kv_rate, kv_down)
-        need = max(need, _scaled(serving, pool.kv_rate, kv_up, kv_down))
+        kv_up = _given_or(config.decode_scale_up_kv_rate, kv_up)
+        kv_down = _given_or(config.decode_scale_down_kv_rate, kv_down)
+        need = max(need, _need_for_use(serving, pool.kv_rate, kv_up, kv_down))
         said.append(f"{100 * pool.kv_rate:.0f} % of the KV blocks are in use")
     if not said:
         return serving, "the load of the workers is not known"
     return need, " and ".join(said)
 
 
-def _scaled(serving: int, use: float, up: float, down: float) -> int:
+def _need_for_use(serving: int, use: float, up: float, down: float) -> int:
     if use >= up:
         return max(serving + 1, math.ceil(serving * use / up))
     if use > down or down <= 0 < use:
@@ -311,12 +311,12 @@ def _changed_by_others(history: Sequence[Observation], role: Role) -> float | No
 
 
 def _ttft_roles(config: PlannerConfig) -> tuple[Role, ...]:
-    """Whose workers compute prompts."""
+    """The roles whose workers compute prompts."""
     return ("decode",) if config.mode == "agg" else ("prefill",)
 
 
-def _most(role: Role, config: PlannerConfig) -> int:
-    """As many as the budget allows, with the minimum of the other role."""
+def _max_workers(role: Role, config: PlannerConfig) -> int:
+    """The most workers that the budget allows, with the minimum of the other role."""
     others = sum(config.minimum(other) * config.gpus(other) for other in config.roles if other != role)
     return (config.max_gpu_budget - others) // config.gpus(role)
 
@@ -338,7 +338,7 @@ def _within_budget(chosen: dict[Role, PoolDecision], config: PlannerConfig) -> d
     return {
         role: decision
         if workers[role] == wanted[role]
-        else structs.replace(decision, workers=workers[role], reason=f"{decision.reason}; the budget decides")
+        else structs.replace(decision, workers=workers[role], reason=f"{decision.reason}; limited by the GPU budget")
         for role, decision in chosen.items()
     }
 
@@ -347,5 +347,5 @@ def _spent(workers: Mapping[Role, int], config: PlannerConfig) -> int:
     return sum(count * config.gpus(role) for role, count in workers.items())
 
 
-def _or(own: float | None, default: float) -> float:
+def _given_or(own: float | None, default: float) -> float:
     return default if own is None else own

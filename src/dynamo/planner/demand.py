@@ -32,7 +32,7 @@ def rate_of(seen: Observation) -> float:
 
 
 def demand_of(history: Sequence[Observation], most: int) -> Demand:
-    """Observations without data are passed over."""
+    """Estimate demand from up to `most` observations; those without data are passed over."""
     known = [seen for seen in history[-most:] if seen.traffic is not None and seen.seconds > 0]
     counts = [(seen.traffic.requests, seen.seconds) for seen in known if seen.traffic]
     while (newer := _changed(counts)) is not None:
@@ -44,7 +44,7 @@ def demand_of(history: Sequence[Observation], most: int) -> Demand:
 
 
 def rising_to(seen: Sequence[Observation], steps: float) -> float:
-    """Where a steady rise leads in so many steps, with a slope one standard deviation below its estimate.
+    """The demand to which a steady rise leads in `steps`, with a slope one standard deviation below its estimate.
 
     0 where chance explains the slope.
     """
@@ -60,7 +60,7 @@ def rising_to(seen: Sequence[Observation], steps: float) -> float:
 
 
 def _changed(counts: Sequence[tuple[float, float]]) -> int | None:
-    """How many of the newest have another rate than those before them; None where chance explains all."""
+    """How many of the newest counts have another rate than those before; None where chance explains all."""
     requests, seconds = sum(count for count, _ in counts), sum(time for _, time in counts)
     most, found = _SURE, None
     new_requests = new_seconds = 0.0
@@ -78,6 +78,6 @@ def _changed(counts: Sequence[tuple[float, float]]) -> int | None:
 
 
 def _likelihood(requests: float, seconds: float) -> float:
-    """The logarithm, up to what is the same for all rates."""
+    """The logarithm of the likelihood, up to a constant."""
     rate = requests / seconds
     return requests * math.log(rate) if rate > 0 else 0.0

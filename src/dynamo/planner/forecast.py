@@ -26,7 +26,7 @@ and one that is too much goes with the others when the burst is over."""
 _CHANGE = 0.15
 """Demand is predicted to change by at most this share of it: what a burst begins with does not go on for long."""
 _MOST_RISE = 0.25
-"""The same for a rise that has lasted."""
+"""The share by which demand is predicted to change at most where a rise has lasted."""
 _LEVEL, _TREND, _DAMPING = 0.3, 0.07, 0.9
 """Weights of the newest value and of the newest slope, and how much of the slope is left after each step."""
 
@@ -69,7 +69,7 @@ def forecast_of(history: Sequence[Observation], config: PlannerConfig) -> Foreca
 
 
 def _expected(known: Sequence[Observation], demand: Demand, config: PlannerConfig) -> float:
-    """Requests per second when a worker that is asked for now has started."""
+    """The requests per second expected when a worker that is asked for now has started."""
     steps = 1 + config.startup_seconds / config.load_adjustment_interval_seconds
     rates = [rate_of(seen) for seen in known[-demand.observations :]]
     most = _CHANGE * demand.rate
@@ -84,7 +84,7 @@ def _expected(known: Sequence[Observation], demand: Demand, config: PlannerConfi
 
 
 def _mean(known: Sequence[Observation], field: str) -> float | None:
-    """Over the requests; None where it was never known."""
+    """The mean of a field over the requests; None where it was never known."""
     pairs = [
         (value, seen.traffic.requests)
         for seen in known
@@ -95,7 +95,7 @@ def _mean(known: Sequence[Observation], field: str) -> float | None:
 
 
 def predict(values: Sequence[float], steps: float, config: PlannerConfig) -> float:
-    """Never below 0."""
+    """Predict the value after `steps`, never below 0."""
     if not values:
         return 0.0
     match config.load_predictor:
@@ -120,7 +120,7 @@ def damped_trend(values: Sequence[float], steps: float) -> float:
 
 
 def kalman(values: Sequence[float], steps: float, config: PlannerConfig) -> float:
-    """A local linear trend: level and slope are random walks with variances q, seen with variance r."""
+    """Predict by a local linear trend: level and slope are random walks with variances q, seen with variance r."""
     if len(values) < config.kalman_min_points:
         return values[-1]
     level, slope = values[0], 0.0

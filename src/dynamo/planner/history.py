@@ -11,16 +11,16 @@ class TrafficSeen(Struct, frozen=True, kw_only=True):
     """What a frontend measured in the seconds before an observation."""
 
     requests: float
-    """Begun."""
+    """Requests that began."""
     first_tokens: float = 0.0
     """Requests whose first token came."""
     input_tokens: float | None = None
-    """Mean of a request; None where none ended."""
+    """The mean prompt tokens of a request; None where none ended."""
     output_tokens: float | None = None
     generated: float = 0.0
     """Output tokens of all requests."""
     ttft: float | None = None
-    """Mean seconds; None where no first token came."""
+    """The mean time to the first token in seconds; None where no first token came."""
     itl: float | None = None
     waiting: float = 0.0
     """Requests without a first token at the time of the observation."""
@@ -29,7 +29,7 @@ class TrafficSeen(Struct, frozen=True, kw_only=True):
     """The share of requests whose prompts went to prefill workers; None where it is not known."""
 
     def prompts_computed(self, role: Role, *, split: bool) -> float:
-        """By workers of this role; `split`: there are two roles."""
+        """How many prompts workers of this role computed; `split` says that there are two roles."""
         if not split or self.split_share is None:
             return self.first_tokens
         return self.first_tokens * (self.split_share if role == "prefill" else 1 - self.split_share)
@@ -39,14 +39,14 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
     """The workers of one role at the time of an observation."""
 
     wanted: int
-    """As many are started or about to start, by this planner or by someone else."""
+    """Workers that are started or about to start, by this planner or by someone else."""
     serving: int | None
-    """As many take requests, as the frontend sees it; None where that is unknown."""
+    """Workers that take requests, as the frontend sees them; None where that is unknown."""
     starting: int = 0
     asked: int | None = None
-    """As many this planner asked for last; None before it did."""
+    """Workers that this planner asked for last; None before it did."""
     in_progress: bool = False
-    """Whoever scales has not yet done what was asked."""
+    """The last order of workers is not carried out yet."""
     queued_tokens: float = 0.0
     """Prompt tokens without a first output, on all workers and in the router's queue."""
     kv_rate: float | None = None
@@ -56,9 +56,9 @@ class PoolSeen(Struct, frozen=True, kw_only=True):
 class Observation(Struct, frozen=True, kw_only=True):
     at: float
     seconds: float
-    """Since the observation before it."""
+    """The time since the observation before it."""
     traffic: TrafficSeen | None
-    """None: the metrics could not be read."""
+    """None where the metrics could not be read."""
     prefill: PoolSeen | None = None
     decode: PoolSeen | None = None
 

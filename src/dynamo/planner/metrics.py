@@ -22,7 +22,7 @@ _PREFIX = "dynamo_planner_"
 
 
 class PlannerMetrics:
-    """A value that is not known has no series."""
+    """The metrics of one planner; a value that is not known has no series."""
 
     def __init__(self, config: PlannerConfig) -> None:
         self._last = _Tick(config)
@@ -38,7 +38,7 @@ class PlannerMetrics:
 
     @property
     def names(self) -> list[str]:
-        """Of all families, also of those that are not known now."""
+        """The names of all families, also of those without a value now."""
         return [family.name for family in self._families()]
 
     def snapshot(self) -> list[MetricFamily]:
@@ -95,7 +95,7 @@ class _Tick(Struct, frozen=True):
         forecast = self.forecast
         if model is None or not (forecast.input_tokens and forecast.output_tokens):
             return None
-        return model.sustained(target / 1000, tail, *forecast.tokens(role))
+        return model.sustainable_rate(target / 1000, tail, *forecast.tokens(role))
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -141,8 +141,8 @@ _METRICS: tuple[Metric[_Tick], ...] = (
 
 
 @asynccontextmanager
-async def served(metrics: PlannerMetrics, host: str, port: int | None) -> AsyncIterator[int | None]:
-    """At /metrics of this port, which is yielded; None serves nothing."""
+async def serve_metrics(metrics: PlannerMetrics, host: str, port: int | None) -> AsyncIterator[int | None]:
+    """Serve the metrics at /metrics of this port, which is yielded; None serves nothing."""
     if port is None:
         yield None
         return

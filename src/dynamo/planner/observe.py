@@ -91,7 +91,7 @@ def make_source(config: PlannerConfig) -> FrontendSource | PrometheusSource:
 
 
 def parse_page(data: bytes, model: str | None = None) -> Page:
-    """The text that a frontend serves at /metrics."""
+    """Read the text that a frontend serves at /metrics."""
     try:
         samples = [
             (sample.name, sample.labels, float(sample.value))
@@ -113,18 +113,18 @@ class _QueryData(Struct, frozen=True):
     result: list[_Vector]
 
 
-class _QueryAnswer(Struct, frozen=True):
+class _QueryResponse(Struct, frozen=True):
     status: str
     data: _QueryData | None = None
     error: str = ""
 
 
 def parse_answer(data: bytes, model: str | None = None) -> Page:
-    """Prometheus' answer to an instant query."""
+    """Read Prometheus' response to an instant query."""
     try:
-        answer = msgspec.json.decode(data, type=_QueryAnswer)
+        answer = msgspec.json.decode(data, type=_QueryResponse)
         if answer.status != "success" or answer.data is None:
-            raise SourceError(f"Prometheus refuses the query: {answer.error or answer.status}")
+            raise SourceError(f"Prometheus rejects the query: {answer.error or answer.status}")
         samples = [
             (each.metric.get("__name__", ""), {k: v for k, v in each.metric.items() if k != "__name__"},
              float(each.value[1]))
@@ -154,7 +154,7 @@ def _page(
 
 
 def measurement(before: Page, page: Page, scale: float = 1.0) -> Measurement | None:
-    """None where a counter went back: the frontend was started again, and what it counted before is lost."""
+    """The difference of two pages; None where a counter went back, as the frontend was started again."""
     if not page:
         raise SourceError("Prometheus has no metrics of a frontend")
     counted = dict.fromkeys(_COUNTED, 0.0)

@@ -1,4 +1,4 @@
-"""What a planner is put together from: a source of measurements, and an actor that starts and drains workers."""
+"""The parts of a planner: a source of measurements, and an actor that starts and drains workers."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ class PoolOrder(Struct, frozen=True, kw_only=True):
     """The workers of one role as the actor knows them."""
 
     wanted: int | None
-    """None: nothing was ever asked for."""
+    """None where nothing was ever asked for."""
     starting: int | None = None
-    """None: those that do not serve yet."""
+    """None where the actor does not know: it is then those that do not serve yet."""
     in_progress: bool = False
 
 
 class TrafficSource(Protocol):
     async def read(self) -> Measurement | None:
-        """What happened since the last call; None at the first one. Raises SourceError."""
+        """Measure what happened since the last call; None at the first one. Raises SourceError."""
         ...
 
 
 class Actor(Protocol):
     async def read(self) -> Mapping[Role, PoolOrder]:
-        """Raises ActorError."""
+        """Read how many workers there are. Raises ActorError."""
         ...
 
     async def scale(self, workers: Mapping[Role, int]) -> None:

@@ -99,7 +99,7 @@ class Planner:
         )
 
     async def _act(self, seen: Observation, decision: ScalingDecision) -> str:
-        """What went wrong, or nothing."""
+        """Carry out the decision; returns what went wrong, or nothing."""
         if self.config.advisory:
             return ""
         targets: dict[Role, int] = {}
@@ -133,13 +133,13 @@ class Planner:
 
 
 def sentence(seen: Observation, decision: ScalingDecision, config: PlannerConfig, failure: str = "") -> str:
-    parts = [_saw(seen), *(_decided(role, seen, decision, config) for role in config.roles)]
+    parts = [_describe_traffic(seen), *(_describe_pool(role, seen, decision, config) for role in config.roles)]
     if failure:
         parts.append(f"but that failed: {failure}")
     return "; ".join(parts)
 
 
-def _saw(seen: Observation) -> str:
+def _describe_traffic(seen: Observation) -> str:
     traffic = seen.traffic
     if traffic is None:
         return "saw no metrics"
@@ -151,11 +151,11 @@ def _saw(seen: Observation) -> str:
     return words
 
 
-def _decided(role: Role, seen: Observation, decision: ScalingDecision, config: PlannerConfig) -> str:
+def _describe_pool(role: Role, seen: Observation, decision: ScalingDecision, config: PlannerConfig) -> str:
     pool, chosen = seen.pool(role), decision.pool(role)
     name = "workers" if config.mode == "agg" else f"{role} workers"
     if pool is None or chosen is None:
-        return f"{name}: their number is unknown, so nothing is done"
+        return f"{name}: their number is unknown, so it does not change"
     if chosen.workers == pool.wanted:
         return f"{name} stay at {pool.wanted}: {chosen.reason}"
     verb = "would go" if config.advisory else "go"

@@ -25,7 +25,7 @@ _TRACKER = b"multiprocessing.resource_tracker"
 
 
 def adopt_orphans() -> None:
-    """For the entry point of a process that owns all it starts; `exit_now` then ends the descendants too."""
+    """Become the parent of orphaned descendants, so that `exit_now` ends them too; for entry points alone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -53,15 +53,15 @@ def exit_within(seconds: float, code: int) -> None:
 
 
 def end_children() -> None:
-    """SIGTERM to every descendant, then SIGKILL; does nothing in a process that did not call `adopt_orphans`."""
+    """Send SIGTERM to every descendant, then SIGKILL; does nothing in a process that did not call `adopt_orphans`."""
     if not adopts_orphans():
         return
-    with _signals_ignored():
+    with _ignore_signals():
         _end_descendants()
 
 
 @contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
+def _ignore_signals() -> Iterator[None]:
     """Another signal must not end this process before its children. Only the main thread can change handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -91,7 +91,7 @@ def _end_descendants() -> None:
 
 
 def _descendants() -> list[int]:
-    """The living ones."""
+    """The process ids of all living descendants."""
     parents: dict[int, int] = {}
     dead = set()
     for folder in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""What files tell beside their content: whether a process lives, whether they changed, how they are packed."""
+"""Facts about files: whether a live process holds one, whether it has changed, whether it is compressed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_held(path: Path) -> bool:
 
 
 def file_stamp(path: Path | str, *, follow_symlinks: bool = True) -> Stamp | None:
-    """Differs after the file was rewritten, replaced or linked elsewhere; None without a file."""
+    """A stamp that differs after the file was rewritten, replaced or linked elsewhere; None without a file."""
     try:
         status = os.stat(path, follow_symlinks=follow_symlinks)
     except OSError:

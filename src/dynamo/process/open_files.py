@@ -12,7 +12,7 @@ FEW = 4096
 RESERVED = 64
 """Files that connections of clients leave free: for connections to workers, discovery and stored state."""
 GRPC_CONNECTIONS = 1024
-"""At most, where the limit is not small."""
+"""The most connections for gRPC, where the limit of open files is not small."""
 WARN_EVERY = 60.0
 
 

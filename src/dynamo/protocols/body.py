@@ -50,7 +50,7 @@ class BodyDecoder(Generic[T]):
         self._shape = inspect.type_info(kind)
 
     def decode(self, body: bytes | bytearray, ignored: list[str] | None = None, offset: Offset = _same) -> T:
-        """Unknown fields are refused, or removed and their names added to `ignored`."""
+        """Unknown fields are rejected, or removed and their names added to `ignored`."""
         try:
             return self._decode(body)
         except msgspec.ValidationError as error:

@@ -109,7 +109,7 @@ class PreprocessedRequest(Struct, kw_only=True):
     bootstrap_info: BootstrapInfo | None = None
     extra_args: dict[str, Any] | None = None
     dimensions: int | None = None
-    """Of an embedding; None: all that the model has."""
+    """The dimensions of an embedding; None: all that the model has."""
 
     @classmethod
     def from_dict(cls, request: Mapping[str, Any]) -> PreprocessedRequest:

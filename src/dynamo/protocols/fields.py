@@ -128,7 +128,7 @@ class EngineFields(ServiceFields, kw_only=True, forbid_unknown_fields=True, omit
     use_beam_search: bool | None = None
 
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
-    """Keep only so many tokens of the prompt's end; -1 keeps what fits into the context."""
+    """Keep only this number of tokens at the prompt's end; -1 keeps what fits into the context."""
     add_special_tokens: bool | None = None
 
     guided_json: JsonObject | str | None = None

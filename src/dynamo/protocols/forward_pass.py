@@ -26,9 +26,9 @@ class ScheduledRequestMetrics(Struct, frozen=True, gc=False):
     sum_prefill_tokens: int = 0
     """Computed in this step: without what was cached, or computed by earlier steps."""
     var_prefill_length: float = 0.0
-    """Of whole prompts."""
+    """The variance of the lengths of whole prompts."""
     sum_prefill_kv_tokens: int = 0
-    """Of the same requests: cached, or computed by earlier steps."""
+    """The tokens of the same requests that were cached, or computed by earlier steps."""
     num_decode_requests: int = 0
     sum_decode_kv_tokens: int = 0
     """Prompt and answer so far."""

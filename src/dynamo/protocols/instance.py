@@ -20,7 +20,7 @@ class Instance(Struct, kw_only=True, frozen=True):
     device_type: Literal["cpu", "cuda"] | None = None
     """What the process may compute on, where its environment says so."""
     version: str | None = None
-    """Of Dynamo in that process; None where it did not say."""
+    """The version of Dynamo in that process; None where it did not say."""
     ready: bool = True
     """False while the endpoint does not answer its own health checks."""
     health_check: Any = None

@@ -87,7 +87,7 @@ class ShortenedBody:
                 if not seen % _VALUES:
                     yield
                 if isinstance(key, str) and len(key) > _KEPT:
-                    self._refuse_endless(key)
+                    self._reject_endless(key)
                     return False
                 if isinstance(inner, dict | list | Struct):
                     holders.append(inner)
@@ -101,7 +101,7 @@ class ShortenedBody:
                         _put(holder, key, whole)
         return (yield from self._are_valid(missing))
 
-    def _refuse_endless(self, name: str) -> None:
+    def _reject_endless(self, name: str) -> None:
         """Decoding such a name would hold up others: nobody means it."""
         gaps = [self.gaps[int(number, 16)] for number in self._mark.findall(name)]
         if sum(span.stop - span.start for gap in gaps for span in gap) > _LONGEST_NAME:

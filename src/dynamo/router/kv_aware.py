@@ -151,7 +151,7 @@ class KvAwareRouter:
 
     async def close(self) -> None:
         self._unfollow()
-        self._queue.refuse_all(self.instances.none_reachable)
+        self._queue.reject_all(self.instances.none_reachable)
         if self._sweeping is None:
             return
         tasks = [task for task in (self._sweeping, self._reloading) if task]
@@ -206,7 +206,7 @@ class KvAwareRouter:
     def peek(
         self, request: PreprocessedRequest, cost: CostConfig | None = None, *, include_busy: bool = False
     ) -> Choice:
-        """What would be chosen now, without booking; with `include_busy`, also from draining and busy workers."""
+        """What would be chosen now, without a reservation; with `include_busy`, also from draining and busy workers."""
         pending = self._request_to_place(request, "", None, () if include_busy else self.instances.draining())
         fleet = self._candidates(pending)
         if self._thresholds and not include_busy:
@@ -234,7 +234,7 @@ class KvAwareRouter:
             rule.fallbacks = self.stats.rule_fallbacks.setdefault(rule.name, Counter())
 
     def loads(self) -> list[WorkerLoad]:
-        """What this router has booked and other routers have announced."""
+        """What this router has reserved and other routers have announced."""
         workers = self._ranks.workers
         loads = self.book.loads(workers, (), asyncio.get_running_loop().time())
         columns = zip(workers, loads.active_blocks, loads.prefill_tokens, strict=True)
@@ -282,7 +282,7 @@ class KvAwareRouter:
         if awaited:
             fleet = self._ranks.only([worker for worker in fleet.workers if worker not in awaited])
         if self._thresholds:
-            fleet = self._below_thresholds(fleet, pending, refuse=arriving)
+            fleet = self._below_thresholds(fleet, pending, reject=arriving)
         now = asyncio.get_running_loop().time()
         loads = self.book.loads(fleet.workers, pending.hashes, now)
         limit = self._config.queue_threshold
@@ -326,7 +326,7 @@ class KvAwareRouter:
             waited=now - pending.arrived,
             choice=choice,
         )
-        placement = self._active.book(
+        placement = self._active.reserve(
             self.instances.channel(worker.worker_id),
             worker,
             pending.hashes,
@@ -386,8 +386,8 @@ class KvAwareRouter:
             raise self.instances.none_reachable()
         return fleet
 
-    def _below_thresholds(self, fleet: Fleet, pending: RequestToPlace, *, refuse: bool = True) -> Fleet:
-        """The ranks below the thresholds. If there are none, the request is refused or, without `refuse`, waits."""
+    def _below_thresholds(self, fleet: Fleet, pending: RequestToPlace, *, reject: bool = True) -> Fleet:
+        """The ranks below the thresholds. If there are none, the request is rejected or, without `reject`, waits."""
         loads = self.book.loads(fleet.workers, pending.hashes, asyncio.get_running_loop().time())
         reported = self._reported.get if self._reported else lambda _: NO_REPORT
         card, busy = self._runtime_of, self.thresholds.busy
@@ -396,7 +396,7 @@ class KvAwareRouter:
             for worker, tokens, blocks in zip(fleet.workers, loads.prefill_tokens, loads.active_blocks, strict=True)
             if not busy(card(worker.worker_id), reported(worker), tokens, blocks)
         ]
-        if refuse and not free:
+        if reject and not free:
             self.stats.rejected += 1
             raise ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
         return fleet if len(free) == len(fleet.workers) else self._ranks.only(free)

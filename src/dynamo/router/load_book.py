@@ -39,7 +39,7 @@ class Loads(Struct, frozen=True):
     """How much of its current forward pass each worker still has before it, from 0 to 1, where that matters."""
 
 
-class _Booking(Struct):
+class _Reservation(Struct):
     worker: WorkerRank
     slot: int
     end: Segment
@@ -55,7 +55,7 @@ class LoadBook:
         self._departed: set[WorkerRank] = set()
         """Workers that left but still have requests."""
         self._half_life = half_life
-        self._bookings: dict[str, _Booking] = {}
+        self._reservations: dict[str, _Reservation] = {}
         self._active = ActiveBlocks()
         self._prefill: list[float] = []
         self._blocks: list[float] = []
@@ -65,7 +65,7 @@ class LoadBook:
         self._last_asked: tuple[Sequence[WorkerRank], list[int] | None] | None = None
 
     def __len__(self) -> int:
-        return len(self._bookings)
+        return len(self._reservations)
 
     def add_worker(self, worker: WorkerRank) -> None:
         slot = self._slots.take(worker)
@@ -87,7 +87,7 @@ class LoadBook:
         else:
             self._forget(worker, slot)
 
-    def book(
+    def reserve(
         self,
         request_id: str,
         worker: WorkerRank,
@@ -98,16 +98,16 @@ class LoadBook:
         prefill_tokens: int,
         extra: bool = False,
     ) -> bool:
-        """Book a request; returns False and does nothing if it is already booked or the worker is gone.
+        """Book a request; returns False and does nothing if it is already reserved or the worker is gone.
 
         An `extra` request is load, but does not count among the requests that share a prefix.
         """
         slot = self._slots.of.get(worker)
-        if slot is None or request_id in self._bookings or (self._departed and worker in self._departed):
+        if slot is None or request_id in self._reservations or (self._departed and worker in self._departed):
             return False
         end, fresh = self._active.add(slot, hashes, extra)
         weight = self._inflation(now)
-        self._bookings[request_id] = _Booking(worker, slot, end, prefill_tokens, extra)
+        self._reservations[request_id] = _Reservation(worker, slot, end, prefill_tokens, extra)
         self._prefill[slot] += prefill_tokens
         self._blocks[slot] += fresh
         self._requests[slot] += 1
@@ -116,29 +116,29 @@ class LoadBook:
 
     def first_token(self, request_id: str) -> bool:
         """The prompt is computed: its tokens no longer wait."""
-        booking = self._bookings.get(request_id)
-        if booking is None or not booking.prefill_tokens:
+        reservation = self._reservations.get(request_id)
+        if reservation is None or not reservation.prefill_tokens:
             return False
-        self._prefill[booking.slot] -= booking.prefill_tokens
-        booking.prefill_tokens = 0
+        self._prefill[reservation.slot] -= reservation.prefill_tokens
+        reservation.prefill_tokens = 0
         return True
 
     def free(self, request_id: str) -> bool:
-        booking = self._bookings.pop(request_id, None)
-        if booking is None:
+        reservation = self._reservations.pop(request_id, None)
+        if reservation is None:
             return False
-        slot = booking.slot
-        self._prefill[slot] -= booking.prefill_tokens
-        self._blocks[slot] -= self._active.remove(slot, booking.end, booking.extra)
+        slot = reservation.slot
+        self._prefill[slot] -= reservation.prefill_tokens
+        self._blocks[slot] -= self._active.remove(slot, reservation.end, reservation.extra)
         self._requests[slot] -= 1
-        if self._departed and not self._requests[slot] and booking.worker in self._departed:
-            self._forget(booking.worker, slot)
+        if self._departed and not self._requests[slot] and reservation.worker in self._departed:
+            self._forget(reservation.worker, slot)
         return True
 
     def shared_prefix(self, request_id: str, least: int) -> tuple[int, int]:
         """How many leading blocks of its prompt at least `least` requests share, and how many do (not extra ones)."""
-        booking = self._bookings.get(request_id)
-        node = booking.end if booking else None
+        reservation = self._reservations.get(request_id)
+        node = reservation.end if reservation else None
         while node is not None and node.requests - node.extra < least:
             node = node.parent
         return (node.end, node.requests - node.extra) if node is not None else (0, 0)

@@ -66,7 +66,7 @@ class Account(Protocol):
 
 
 class Placement:
-    """A request booked at one instance, from the choice to the release.
+    """A request reserved at one instance, from the choice to the release.
 
     The holder calls `first_token` when the prompt is computed and `release` however the request ends.
     """
@@ -92,7 +92,7 @@ class Placement:
         self.released = False
 
     async def connect(self) -> None:
-        """Reach the instance; if that fails, the booking is released."""
+        """Reach the instance; if that fails, the reservation is released."""
         if not self.channel.ready:
             try:
                 await self.channel.open()

@@ -51,7 +51,7 @@ class PrefixCopies:
         for at, missing in idle_candidates(choice, depth, sharing, self._recent.sent(last, now)):
             worker = choice.fleet.workers[at]
             self._recent.add(worker, last, now)
-            copy = self._active.book(
+            copy = self._active.reserve(
                 self._instances.channel(worker.worker_id),
                 worker,
                 placement.hashes[:depth],
@@ -75,13 +75,13 @@ class PrefixCopies:
         task.add_done_callback(self._sending.discard)
 
     async def _compute(self, prefix: PreprocessedRequest, copy: KvPlacement, name: str) -> None:
-        async def booked(*_: Any, **__: Any) -> KvPlacement:
+        async def reserved(*_: Any, **__: Any) -> KvPlacement:
             return copy
 
         answer, options = FirstAnswer(), DeliveryOptions(pinned=copy.instance_id)
         try:
             try:
-                await Delivery(booked, self._instances, prefix, Context(name), answer, options).start()
+                await Delivery(reserved, self._instances, prefix, Context(name), answer, options).start()
             except BaseException:
                 copy.release()
                 raise

@@ -9,11 +9,11 @@ from time import perf_counter
 
 from msgspec import field
 
-from dynamo.kv.follow.stats import FollowStats
+from dynamo.kv.follow.subscriptions import FollowStats
 from dynamo.runtime.metrics import Histogram
 
 EVERY = 8
-"""One choice in so many is measured: reading the clock takes about as long as hashing a short prompt."""
+"""One choice in eight is measured: reading the clock takes about as long as hashing a short prompt."""
 HIT_RATE_BOUNDS = [step / 20 for step in range(21)]
 LOST_BOUNDS = [2.0**step for step in range(12)]
 _FINE = [1e-6 * 2**step for step in range(15)]
@@ -27,7 +27,7 @@ class Overhead:
         self.matching = Histogram(_COARSE)
         """Looking up which workers hold how much of it."""
         self.choosing = Histogram(_COARSE)
-        """Everything else: candidates, load, cost and booking."""
+        """Everything else: candidates, load, cost and the reservation."""
         self.total = Histogram(_COARSE)
         self._turns = cycle((True, *(False,) * (EVERY - 1)))
 
@@ -59,7 +59,7 @@ class RouterStats(FollowStats):
     requests: int = 0
     """Requests that were placed."""
     rejected: int = 0
-    """Requests refused because all workers were busy or the queue was full."""
+    """Requests rejected because all workers were busy or the queue was full."""
     queue_full: int = 0
     """Those of `rejected` that found the queue full."""
     queued: int = 0

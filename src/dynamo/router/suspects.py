@@ -3,8 +3,8 @@
 A worker that is lost before a request's first token may have died of the request. One such loss is no evidence:
 operators and faults end workers too, so the request moves. After the second it ends with an error:
 
-- A constraint that no worker has answered under yet is refused once two workers were lost while they began with it,
-  whichever requests brought it. It is refused for a while; its requests under way end when their own worker is lost.
+- A constraint that no worker has answered under yet is rejected once two workers were lost while they began with it,
+  whichever requests brought it. It is rejected for a while; its requests under way end when their own worker is lost.
 - Any other request ends if no other one that had lost a worker was at the second worker. If there were others, each may
   be innocent, and moves once more.
 """
@@ -32,9 +32,9 @@ from dynamo.protocols.errors import (
 
 log = logging.getLogger(__name__)
 
-REFUSED_SECONDS = 600.0
-"""How long a constraint is refused, and how long a loss counts against it."""
-PROMPT_REFUSED_SECONDS = 60.0
+REJECTED_SECONDS = 600.0
+"""How long a constraint is rejected, and how long a loss counts against it."""
+PROMPT_REJECTED_SECONDS = 60.0
 """The same for a request without one: client libraries repeat a request that failed, within seconds."""
 _KEPT = 4096
 _MOST_LOST = 3
@@ -42,7 +42,7 @@ _MOST_LOST = 3
 
 
 def is_loss(error: DynamoException) -> bool:
-    """Whether the worker may have died; one that hangs, leaves or refuses has not."""
+    """Whether the worker may have died; one that hangs, leaves or rejects has not."""
     return isinstance(error, Disconnected | StreamIncomplete | EngineDied)
 
 
@@ -54,8 +54,8 @@ class Suspects:
         self._answered: OrderedDict[bytes, None] = OrderedDict()
         """Constraints under which a worker has generated something."""
         self._losses: OrderedDict[bytes, tuple[float, set[int]]] = OrderedDict()
-        """Of the other constraints: when the first worker was lost, and which."""
-        self._refused: OrderedDict[bytes, float] = OrderedDict()
+        """The losses under the other constraints: when the first worker was lost, and which workers."""
+        self._rejected: OrderedDict[bytes, float] = OrderedDict()
         """Until when."""
         self._carried: OrderedDict[int, int] = OrderedDict()
         """Requests per instance that had lost a worker before and wait for their first token there."""
@@ -63,19 +63,19 @@ class Suspects:
     def suspicion(self, request: Any) -> Suspicion:
         return Suspicion(self, request)
 
-    def is_refused(self, key: bytes) -> bool:
-        until = self._refused.get(key)
+    def is_rejected(self, key: bytes) -> bool:
+        until = self._rejected.get(key)
         return until is not None and self._clock() < until
 
-    def refuses_any(self) -> bool:
+    def rejects_any(self) -> bool:
         """Drops what is over."""
         now = self._clock()
-        for key in [key for key, until in self._refused.items() if until <= now]:
-            del self._refused[key]
-        return bool(self._refused)
+        for key in [key for key, until in self._rejected.items() if until <= now]:
+            del self._rejected[key]
+        return bool(self._rejected)
 
-    def refuse(self, key: bytes, seconds: float) -> None:
-        _put(self._refused, key, self._clock() + seconds)
+    def reject(self, key: bytes, seconds: float) -> None:
+        _put(self._rejected, key, self._clock() + seconds)
 
     def answered(self, key: bytes) -> None:
         self._losses.pop(key, None)
@@ -89,7 +89,7 @@ class Suspects:
         """Record it; returns whether the constraint has lost two workers."""
         now = self._clock()
         began, lost = self._losses.get(key, (now, set()))
-        if now - began > REFUSED_SECONDS:
+        if now - began > REJECTED_SECONDS:
             began, lost = now, set()
         lost.add(instance_id)
         _put(self._losses, key, (began, lost))
@@ -114,13 +114,13 @@ class Suspicion:
         self._constraint = _digest([request.model, guided]) if guided else None
 
     def check(self) -> None:
-        """Raises InvalidRequest for a constraint that is refused, and HttpError for a whole request that is."""
-        if not self._suspects.refuses_any():
+        """Raises InvalidRequest for a constraint that is rejected, and HttpError for a whole request that is."""
+        if not self._suspects.rejects_any():
             return
-        if self._constraint is not None and self._suspects.is_refused(self._constraint):
-            raise _constraint_refused()
-        if self._suspects.is_refused(self._whole()):
-            raise _request_refused()
+        if self._constraint is not None and self._suspects.is_rejected(self._constraint):
+            raise _constraint_rejected()
+        if self._suspects.is_rejected(self._whole()):
+            raise _request_rejected()
 
     def sent(self, instance_id: int) -> None:
         if self._lost:
@@ -147,15 +147,15 @@ class Suspicion:
         self._lost.add(instance_id)
         key = self._constraint
         if key is not None and not self._suspects.is_known(key):
-            if not self._suspects.is_refused(key) and self._suspects.constraint_lost(key, instance_id):
+            if not self._suspects.is_rejected(key) and self._suspects.constraint_lost(key, instance_id):
                 log.warning("two workers were lost while they began with one constraint: refusing it")
-                self._suspects.refuse(key, REFUSED_SECONDS)
-            return _constraint_refused() if self._suspects.is_refused(key) else None
+                self._suspects.reject(key, REJECTED_SECONDS)
+            return _constraint_rejected() if self._suspects.is_rejected(key) else None
         alone = len(self._lost) > 1 and not self._suspects.company(instance_id)
         if alone or len(self._lost) >= _MOST_LOST:
             log.warning("%d workers were lost before the first token of one request: ending it", len(self._lost))
-            self._suspects.refuse(self._whole(), PROMPT_REFUSED_SECONDS)
-            return _request_refused()
+            self._suspects.reject(self._whole(), PROMPT_REJECTED_SECONDS)
+            return _request_rejected()
         return None
 
     def _whole(self) -> bytes:
@@ -166,7 +166,7 @@ class Suspicion:
         return _digest(request)
 
 
-def _constraint_refused() -> InvalidRequest:
+def _constraint_rejected() -> InvalidRequest:
     return InvalidRequest(
         "Workers were lost when they began with this constraint: it is refused for some minutes.",
         "guided_decoding",
@@ -174,7 +174,7 @@ def _constraint_refused() -> InvalidRequest:
     )
 
 
-def _request_refused() -> HttpError:
+def _request_rejected() -> HttpError:
     return HttpError(502, "workers were lost before the first token of this request: it is not sent to another one")
 
 

@@ -40,7 +40,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     def busy(
         self, card: ModelRuntimeConfig, reported: ActiveLoad, prefill_tokens: float = 0.0, used_blocks: float = 0.0
     ) -> bool:
-        """Whether a rank is beyond any threshold, by its report or by our bookings, whichever is more.
+        """Whether a rank is beyond any threshold, by its report or by our reservations, whichever is more.
 
         A share of an unknown total is never exceeded.
         """

@@ -26,7 +26,7 @@ from dynamo.runtime.network import Local, Network
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.plane.base import route_path
 from dynamo.runtime.plane.route import Route
-from dynamo.runtime.status import ServedEndpoint, Status, endpoint_labels
+from dynamo.runtime.status import EndpointStatus, Status, endpoint_labels
 from dynamo.runtime.stream import Handler
 from dynamo.runtime.tracing.export import SpanSettings, close_provider, span_provider
 
@@ -298,26 +298,26 @@ class Endpoint:
         health_check_payload: Any = None,
         limit: RequestLimit | None = None,
     ) -> None:
-        """Serve a push handler. At shutdown: leave discovery, refuse new requests, finish running ones.
+        """Serve a push handler. At shutdown: leave discovery, reject new requests, finish running ones.
 
         `on_found` is called once others can find the endpoint. An `auxiliary` endpoint supports another one: a process
-        is not ready while it serves nothing else. Requests beyond the `limit` are refused as busy. The rest is as for
+        is not ready while it serves nothing else. Requests beyond the `limit` are rejected as busy. The rest is as for
         `serve_endpoint`.
         """
         runtime = self.runtime
-        # It refuses wrong ones, also where no metrics are shown.
+        # It rejects wrong ones, also where no metrics are shown.
         labels = endpoint_labels(self.id, runtime.instance_id, metrics_labels)
-        served: ServedEndpoint | None = None
+        status_entry: EndpointStatus | None = None
         if status := runtime.status:
-            served = ServedEndpoint(
+            status_entry = EndpointStatus(
                 self.id.name, labels, handler, request_type, health_check_payload, status.config, auxiliary=auxiliary
             )
             # Before anything is awaited, so that endpoints served together make the process ready together.
-            status.add(served)
+            status.add(status_entry)
         await runtime.start()
         if runtime.spans:
             handler = runtime.spans.traced(handler, self.id, runtime.instance_id)
-        route = Route(self.path, handler, request_type, served.counts if served else None, limit)
+        route = Route(self.path, handler, request_type, status_entry.counts if status_entry else None, limit)
         address = await runtime.plane.serve(route)
         remove_rows = runtime.inspection.add("streams", route.stream_rows)
         self._record = Instance(
@@ -335,14 +335,14 @@ class Endpoint:
             runtime.has_served = True
             await self.register_endpoint_instance()
             log.info("serving %s as instance %x", self.id, runtime.instance_id)
-            if served:
-                served.begin(self._health_changed)
+            if status_entry:
+                status_entry.begin(self._health_changed)
             if on_found:
                 on_found()
             await runtime.wait_for_shutdown()
         finally:
-            if served:
-                await served.end()
+            if status_entry:
+                await status_entry.end()
             try:
                 await self.unregister_endpoint_instance()
             finally:

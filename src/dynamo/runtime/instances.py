@@ -57,7 +57,7 @@ class InstanceSet:
         self._instances: dict[int, Instance] = {}
         self._channels: dict[int, Channel] = {}
         self._breakers: dict[int, Breaker] = {}
-        """Of the instances that failed and have not worked since."""
+        """The circuit breakers of the instances that failed and have not worked since."""
         self._probes: dict[int, asyncio.Task[None]] = {}
         self._probing: set[asyncio.Task[None]] = set()
         """All probes that have not ended, cancelled ones too."""
@@ -149,7 +149,7 @@ class InstanceSet:
         return self.ids()
 
     async def joined(self, *, within: float) -> None:
-        """Wait until an instance joins or changes, but no longer than so many seconds."""
+        """Wait until an instance joins or changes, but no longer than `within` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await self._added.wait()
@@ -161,7 +161,7 @@ class InstanceSet:
     def available(self, avoid: Collection[int] = ()) -> tuple[int, ...]:
         """The instances that do not fail and are not in `avoid`, draining ones included.
 
-        If all of them fail, all are returned: trying again beats refusing.
+        If all of them fail, all are returned: trying again beats rejecting.
         """
         if not self._breakers and not self._not_ready and not avoid:
             if self._ids is None:

@@ -79,7 +79,7 @@ class Metric(Struct, Generic[Owner], frozen=True):
     """The value, or None where there is none now; of a metric with `labels`, the values by those of its labels."""
     labels: tuple[str, ...] = ()
     scale: float = 1.0
-    """Of a histogram: 1000 turns seconds into milliseconds."""
+    """The factor of a histogram: 1000 turns seconds into milliseconds."""
 
     def family(self, owners: Iterable[tuple[Labels, Owner]], prefix: str = "") -> MetricFamily:
         """The labels of an owner are on all its samples."""

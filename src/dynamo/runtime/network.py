@@ -38,7 +38,7 @@ class Network:
         self.events: EventPlane = event_plane(config.events, self.discovery, bus=local.bus, nats=self._nats)
 
     async def start(self) -> None:
-        refuse_if_open(self._config)
+        reject_if_open(self._config)
         await self.discovery.start()
         if self._nats:
             await self._nats.start()
@@ -71,7 +71,7 @@ _TWO_WAYS = (
 )
 
 
-def refuse_if_open(config: RuntimeConfig) -> None:
+def reject_if_open(config: RuntimeConfig) -> None:
     """Raises `PlaneError` where a host beyond this one could use a plane without a secret."""
     exposed = _exposed(config)
     if not exposed:

@@ -31,13 +31,13 @@ class CollectedChoice:
 
     def __init__(
         self,
-        answer: CollectedAnswer,
+        answer: CollectedResponse,
         index: int,
         listener: Listener | None = None,
         token_ids: list[int] | None = None,
         custom_tools: Collection[str] = (),
     ) -> None:
-        self._answer: CollectedAnswer | None = answer
+        self._answer: CollectedResponse | None = answer
         self._custom_tools = custom_tools
         self._index = index
         self._listener = listener
@@ -99,7 +99,7 @@ class CollectedChoice:
         return sum(known) / len(known) if known else float("-inf")
 
 
-class CollectedAnswer:
+class CollectedResponse:
     """All choices of one answer; `done` waits for the last one, or raises the error of the first that failed."""
 
     def __init__(
@@ -170,7 +170,7 @@ def _plus(known: Any, more: Any) -> Any:
 
 
 def chat_completion(
-    answer: CollectedAnswer,
+    answer: CollectedResponse,
     *,
     id: str,
     created: int,

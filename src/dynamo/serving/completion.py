@@ -10,17 +10,17 @@ from msgspec import structs
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
 from dynamo.pipeline.postprocess import prompt_logprobs
-from dynamo.pipeline.preprocess import Prepared, refuse_guidance
+from dynamo.pipeline.preprocess import Prepared, reject_guidance
 from dynamo.protocols.answers import TextCompletion
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.serving.collect import CollectedAnswer, CollectedChoice, Listener, text_completion
-from dynamo.serving.request import ServedRequest
+from dynamo.serving.collect import CollectedChoice, CollectedResponse, Listener, text_completion
+from dynamo.serving.request import ModelRequest
 
 
-class Completion(ServedRequest[CompletionRequest]):
+class Completion(ModelRequest[CompletionRequest]):
     """Call `prepare`, then either `send` with your own sinks or `answer` for the whole answer.
 
     Choices are numbered over all prompts: the first `n` of them continue the first prompt.
@@ -37,7 +37,7 @@ class Completion(ServedRequest[CompletionRequest]):
     async def prepare(self) -> None:
         preprocessor = self.model.preprocessor
         if preprocessor is None:
-            refuse_guidance(self.model.card, self.request)
+            reject_guidance(self.model.card, self.request)
         else:
             self.prompts = await preprocessor.completion(self.request)
             self.prepared = self.prompts[0]
@@ -102,7 +102,7 @@ class Completion(ServedRequest[CompletionRequest]):
             nvext=self.nvext(collected.stop_reason),
         )
 
-    def _keep_prompts_only(self, collected: CollectedAnswer) -> None:
+    def _keep_prompts_only(self, collected: CollectedResponse) -> None:
         """`max_tokens` 0: the client wants the prompt with its log probabilities."""
         for choice in collected.choices:
             echoed = choice.prompt_tokens[1:]
@@ -114,10 +114,10 @@ class Completion(ServedRequest[CompletionRequest]):
             choice.finished = Finish("length", Usage())
         collected.usage.completion_tokens = 0
 
-    async def _collect(self, listener: Listener | None) -> CollectedAnswer:
+    async def _collect(self, listener: Listener | None) -> CollectedResponse:
         """All `best_of` choices of each prompt."""
         candidates = self._candidates
-        collected = CollectedAnswer(len(self.prompts) * candidates, candidates, listener, self.token_ids)
+        collected = CollectedResponse(len(self.prompts) * candidates, candidates, listener, self.token_ids)
         for index, choice in enumerate(collected.choices):
             prepared = self.prompts[index // candidates].choice(index % candidates)
             if candidates > self.n:
@@ -129,7 +129,7 @@ class Completion(ServedRequest[CompletionRequest]):
         await collected.done()
         return collected
 
-    def _best(self, collected: CollectedAnswer) -> list[CollectedChoice]:
+    def _best(self, collected: CollectedResponse) -> list[CollectedChoice]:
         """The likeliest `n` of the candidates of each prompt."""
         choices, candidates = collected.choices, self._candidates
         if candidates == self.n:

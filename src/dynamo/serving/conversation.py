@@ -11,19 +11,19 @@ import msgspec
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.custom_tools import CustomInputs, as_functions, custom_tools
-from dynamo.pipeline.preprocess import refuse_guidance
+from dynamo.pipeline.preprocess import reject_guidance
 from dynamo.protocols.answers import ChatCompletion
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.chat import AudioPart, ChatRequest, ImagePart, Message
 from dynamo.runtime import Context
-from dynamo.serving.collect import CollectedAnswer, Listener, chat_completion
+from dynamo.serving.collect import CollectedResponse, Listener, chat_completion
 from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedChoice
-from dynamo.serving.request import ServedRequest
+from dynamo.serving.request import ModelRequest
 from dynamo.serving.served_model import ServedModel
 
 
-class Conversation(ServedRequest[ChatRequest]):
+class Conversation(ModelRequest[ChatRequest]):
     """Call `prepare`, then either `send` with your own sinks or `answer` for the whole answer."""
 
     model_type = ModelType.Chat
@@ -52,7 +52,7 @@ class Conversation(ServedRequest[ChatRequest]):
     async def prepare(self) -> None:
         preprocessor = self.model.preprocessor
         if preprocessor is None:
-            refuse_guidance(self.model.card, self.request)
+            reject_guidance(self.model.card, self.request)
             if self._observer:
                 self._observer.attached(*media_counts(self.request.messages))
         else:
@@ -91,13 +91,13 @@ class Conversation(ServedRequest[ChatRequest]):
             return await self.relayed_answer(listener)
         return self.completion(await self.collect(listener))
 
-    async def collect(self, listener: Listener | None = None) -> CollectedAnswer:
-        collected = CollectedAnswer(self.n, self.n, listener, self.token_ids, self.custom_tools)
+    async def collect(self, listener: Listener | None = None) -> CollectedResponse:
+        collected = CollectedResponse(self.n, self.n, listener, self.token_ids, self.custom_tools)
         await self.send(collected.choices)
         await collected.done()
         return collected
 
-    def completion(self, collected: CollectedAnswer) -> ChatCompletion:
+    def completion(self, collected: CollectedResponse) -> ChatCompletion:
         return chat_completion(
             collected,
             id=self.id,

@@ -27,13 +27,13 @@ from dynamo.protocols.card import ModelType
 from dynamo.protocols.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from dynamo.protocols.errors import InvalidRequest, ProtocolError
 from dynamo.runtime.stream import FirstAnswer
-from dynamo.serving.request import ServedRequest
+from dynamo.serving.request import ModelRequest
 
 T = TypeVar("T")
 Vectors = list[list[float]]
 
 
-class _TokenAnswer(Struct):
+class _TokenResponse(Struct):
     embedding: list[float]
 
 
@@ -42,12 +42,12 @@ class _TextEntry(Struct):
     index: int | None = None
 
 
-class _TextAnswer(Struct):
+class _EmbeddingResponse(Struct):
     data: list[_TextEntry]
     usage: EmbeddingUsage | None = None
 
 
-class Embeddings(ServedRequest[EmbeddingRequest]):
+class Embeddings(ModelRequest[EmbeddingRequest]):
     model_type = ModelType.Embedding
 
     async def answer(self) -> EmbeddingList:
@@ -85,12 +85,12 @@ class Embeddings(ServedRequest[EmbeddingRequest]):
         values = await asyncio.gather(*(item.value for item in items))
         count = sum(map(len, inputs))
         usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
-        return [_converted(value, _TokenAnswer).embedding for value in values], usage
+        return [_converted(value, _TokenResponse).embedding for value in values], usage
 
     async def _from_text(self) -> tuple[Vectors, EmbeddingUsage]:
         item = FirstAnswer()
         await self.relay(item)
-        answer, wanted = _converted(await item.value, _TextAnswer), len(self.request.inputs())
+        answer, wanted = _converted(await item.value, _EmbeddingResponse), len(self.request.inputs())
         if len(answer.data) != wanted:
             raise ProtocolError(f"the worker gave {len(answer.data)} embeddings for {wanted} inputs")
         ordered = sorted(answer.data, key=lambda one: one.index or 0)

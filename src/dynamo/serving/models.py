@@ -11,7 +11,7 @@ from msgspec import structs
 from dynamo.handoff.router.handoffs import Handoffs
 from dynamo.handoff.router.prefills import Prefills
 from dynamo.model import CardReader, FileError, HubConfig, LoadedModel, ModelError
-from dynamo.pipeline.prompt_times import PromptTimes
+from dynamo.pipeline.preprocess import PromptTimes
 from dynamo.protocols.card import ModelCard, ModelInput
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
@@ -98,7 +98,7 @@ class Models:
         return [group.loading for group in self._groups.values() if group.loading]
 
     def _close_router(self, group: ModelGroup) -> None:
-        """Stop serving the model; running requests keep their bookings."""
+        """Stop serving the model; running requests keep their reservations."""
         if group.model:
             task = asyncio.create_task(group.model.router.close())
             self._closing.add(task)
@@ -168,7 +168,7 @@ class Models:
         return [member.instance for member in self._members if member.instance]
 
     def workers(self) -> list[Member]:
-        """All workers with a model card, also those that serve other workers only or whose card is refused."""
+        """All workers with a model card, also those that serve other workers only or whose card is rejected."""
         return [member for member in self._members if member.card]
 
     def health(self, worker: Member) -> str:

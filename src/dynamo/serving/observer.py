@@ -12,7 +12,7 @@ class RequestObserver(Protocol):
         """The request goes to this model. Called first."""
 
     def attached(self, images: int, audio: int) -> None:
-        """The request has so many images and recordings. Called only for models that may take them."""
+        """The request has this number of images and recordings. Called only for models that may take them."""
 
     def delivering(self, delivery: Delivery, prompt_tokens: int = 0) -> None:
         """A stream of the request is about to be routed. The observer may put a stage of its own before its sink."""

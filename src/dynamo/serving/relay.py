@@ -60,7 +60,7 @@ class RelayedChoice:
 
     def item(self, value: Any) -> None:
         try:
-            chunk = msgspec.convert(checked_chunk(value, self._worker), _Chunk)
+            chunk = msgspec.convert(checked_chunk(value, self._worker), _RelayedChunk)
         except msgspec.ValidationError as error:
             self.fail(ProtocolError(f"{self._worker()} sent what is not a chat chunk: {error}"))
             return
@@ -106,7 +106,7 @@ class _Function(Struct):
     arguments: str | None = None
 
 
-class _Call(Struct):
+class _RelayedCall(Struct):
     function: _Function
     index: int | None = None
     id: str | None = None
@@ -116,7 +116,7 @@ class _Delta(Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_RelayedCall] | None = None
 
 
 class _Part(Struct):
@@ -125,12 +125,12 @@ class _Part(Struct):
     finish_reason: Literal["stop", "length", "tool_calls", "content_filter"] | None = None
 
 
-class _Chunk(Struct):
+class _RelayedChunk(Struct):
     choices: list[_Part] = []
     usage: Usage | None = None
 
 
-class RelayedAnswer:
+class RelayedResponse:
     """The worker's chunks folded into one answer; fields beside `choices` keep their last value."""
 
     def __init__(self, head: dict[str, Any], worker: WorkerName, listener: Listener | None = None) -> None:

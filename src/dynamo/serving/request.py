@@ -30,13 +30,13 @@ from dynamo.serving import stream_trace
 from dynamo.serving.collect import Listener
 from dynamo.serving.extra_fields import extra_fields
 from dynamo.serving.observer import RequestObserver
-from dynamo.serving.relay import RelayedAnswer
+from dynamo.serving.relay import RelayedResponse
 from dynamo.serving.served_model import ServedModel
 
 RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest | TensorRequest)
 
 
-class ServedRequest(Generic[RequestT]):
+class ModelRequest(Generic[RequestT]):
     """Must be closed, whatever its state: that ends the streams it still has at workers."""
 
     model_type: ClassVar[ModelType]
@@ -93,7 +93,7 @@ class ServedRequest(Generic[RequestT]):
 
     async def relayed_answer(self, listener: Listener | None) -> dict[str, Any]:
         """The whole answer of a worker that takes text."""
-        answer = RelayedAnswer(self.head, self.worker_name, listener)
+        answer = RelayedResponse(self.head, self.worker_name, listener)
         await self.relay(answer)
         return await answer.whole()
 

@@ -23,7 +23,7 @@ def fill_body(
     limits: Sequence[str],
     shortened: bytes | bytearray | None = None,
 ) -> bytes | bytearray:
-    """The body with the missing fields filled in. One that is not a JSON object is left for the decoder to refuse.
+    """The body with the missing fields filled in. One that is not a JSON object is left for the decoder to reject.
 
     `limits` are the fields that limit the answer, the first is filled in; without any, only `model` is. A bytearray is
     filled in place where that is possible. `shortened` is the body with shorter strings, if it is long.
@@ -32,7 +32,7 @@ def fill_body(
     if fields is None or not (missing := _missing(template, fields, limits)):
         return body
     if not missing.keys().isdisjoint(fields):
-        # There, but empty: a field that is written twice would be refused for what stands first.
+        # There, but empty: a field that is written twice would be rejected for what stands first.
         return msgspec.json.encode({**(_object(body) or {}), **missing})
     filled = body if isinstance(body, bytearray) else bytearray(body)
     filled[filled.rindex(b"}") :] = (b"," if fields else b"") + msgspec.json.encode(missing)[1:]

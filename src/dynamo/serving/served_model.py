@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from dynamo.handoff.router.handoffs import Handoffs
 from dynamo.model import LoadedModel
-from dynamo.pipeline.preprocess import Preprocessor
-from dynamo.pipeline.prompt_times import PromptTimes
+from dynamo.pipeline.preprocess import Preprocessor, PromptTimes
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.instance import Instance
@@ -53,6 +52,6 @@ class ServedModel:
         return self.preprocessor
 
     def instances(self) -> list[Instance]:
-        """Of all its workers, also those that only compute prompts."""
+        """The instances of all its workers, also of those that only compute prompts."""
         prefills = self.handoffs.pool.instances.all() if self.handoffs else []
         return [*self.router.instances.all(), *prefills]

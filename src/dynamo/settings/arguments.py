@@ -14,7 +14,7 @@ class FlagParser(argparse.ArgumentParser):
     """argparse whose errors are one line: what is wrong, where to read more, exit code 2.
 
     Flags stay text until their table reads them (`Settings.from_env`), so that a wrong flag and a wrong variable are
-    refused in the same words.
+    rejected in the same words.
     """
 
     def __init__(self, prog: str, description: str | None, *tables: type[Struct]) -> None:

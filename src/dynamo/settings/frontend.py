@@ -126,10 +126,10 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "FOLDER", STATE)] = None
     stored_responses: Annotated[int, Meta(ge=0), Setting(
         "--stored-responses", "DYN_HTTP_STORED_RESPONSES",
-        "keep so many responses, and so many conversations; the oldest go first; 0 keeps none", "N", STATE)] = 10_000
+        "keep this number of responses and of conversations; the oldest go first; 0 keeps none", "N", STATE)] = 10_000
     background_responses: Annotated[int, Meta(ge=0), Setting(
         "--background-responses", "DYN_HTTP_BACKGROUND_RESPONSES",
-        "so many responses may run in the background at once, for each key; 0 refuses them", "N", STATE)] = 64
+        "the most responses that may run in the background at once, for each key; 0 rejects them", "N", STATE)] = 64
     stored_responses_mb: Annotated[int, Meta(ge=1), Setting(
         "--stored-responses-mb", "DYN_HTTP_STORED_RESPONSES_MB",
         "keep responses up to this size in all, and as much of conversations", "MB", STATE)] = 64

@@ -1,4 +1,4 @@
-"""One setting: how users name it, which values it takes, and the sentence that refuses any other."""
+"""One setting: how users name it, which values it takes, and the sentence that rejects any other."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -53,6 +53,6 @@ def read(
 
 
 def given(flags: Mapping[str, Any], *tables: type[Struct]) -> dict[str, Any]:
-    """Of a parsed command line, the flags of these tables."""
+    """The flags of these tables in a parsed command line."""
     keys = [option.key for table in tables for option in options(table)]
     return {key: flags[key] for key in keys if flags.get(key) is not None}

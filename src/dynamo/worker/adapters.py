@@ -19,7 +19,7 @@ from dynamo.protocols.card import LoraInfo, ModelCard
 from dynamo.protocols.errors import HttpError, InvalidArgument
 from dynamo.runtime import Endpoint
 from dynamo.runtime.names import EndpointId
-from dynamo.worker.serve import listed
+from dynamo.worker.serve import register_and_serve
 
 
 class WorkerAdapters:
@@ -55,7 +55,9 @@ class WorkerAdapters:
             if name not in self._listed:
                 stack = AsyncExitStack()
                 try:
-                    await stack.enter_async_context(listed(self._place(number), self._engine, self._adapted(name)))
+                    await stack.enter_async_context(
+                        register_and_serve(self._place(number), self._engine, self._adapter_card(name))
+                    )
                 except BaseException:
                     await self._host.unload_adapter(name)
                     raise
@@ -89,5 +91,5 @@ class WorkerAdapters:
             self._endpoint.runtime, EndpointId(base.namespace, base.component, f"{base.name}-lora-{number:x}")
         )
 
-    def _adapted(self, name: str) -> ModelCard:
+    def _adapter_card(self, name: str) -> ModelCard:
         return structs.replace(self._card, name=name, lora=LoraInfo(name=name, base_model=self._card.name))

@@ -1,4 +1,4 @@
-"""What a worker was asked: the file of engine arguments, and what can be refused without looking at the model."""
+"""What a worker was asked: the file of engine arguments, and what can be rejected without looking at the model."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from dynamo.worker.adapters import WorkerAdapters
 from dynamo.worker.config import check
 from dynamo.worker.health import check_answers
 from dynamo.worker.model import EngineModel, find_model, model_card
-from dynamo.worker.serve import listed, publish_engine
-from dynamo.worker.step_trace import steps_recorded
+from dynamo.worker.serve import publish_engine, register_and_serve
+from dynamo.worker.step_trace import record_steps
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Interrupted(Exception):
     """A signal came while the engine was starting or being tested."""
 
 
-class Started(Struct, frozen=True):
+class StartedEngine(Struct, frozen=True):
     """An engine that can generate."""
 
     found: EngineModel
@@ -55,42 +55,42 @@ class Started(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def engine_served(
+async def start_and_serve(
     runtime: DistributedRuntime, spec: EngineSpec, endpoint_id: EndpointId
 ) -> AsyncIterator[ModelCard]:
     """Start the engine and serve it while the block runs."""
     async with (
-        engine_started(runtime, spec) as started,
-        serve_started(runtime, started, spec, endpoint_id) as card,
+        start_engine(runtime, spec) as started,
+        check_and_serve(runtime, started, spec, endpoint_id) as card,
     ):
         yield card
 
 
 @asynccontextmanager
-async def serve_started(
-    runtime: DistributedRuntime, started: Started, spec: EngineSpec, endpoint_id: EndpointId
+async def check_and_serve(
+    runtime: DistributedRuntime, started: StartedEngine, spec: EngineSpec, endpoint_id: EndpointId
 ) -> AsyncIterator[ModelCard]:
     """Test a started engine with a request, then serve it while the block runs."""
-    card = await unless_shut_down(runtime, _tested(started, spec))
+    card = await unless_shut_down(runtime, _describe_and_check(started, spec))
     if card is None:
         raise Interrupted("interrupted")
     endpoint = Endpoint(runtime, endpoint_id)
     async with (
-        registered(
+        publish_and_serve(
             endpoint,
             started.engine,
             card,
             kv_events=spec.kv_events,
             limit=request_limit(spec.engine_request_limit, spec.engine_queue_limit),
             steps=spec.step_trace,
-        ) as listed,
-        _adapters_offered(endpoint, started.engine, listed, started.adapters),
+        ) as listed_card,
+        _offer_adapters(endpoint, started.engine, listed_card, started.adapters),
     ):
-        yield listed
+        yield listed_card
 
 
-async def _tested(started: Started, spec: EngineSpec) -> ModelCard:
-    """The card of an engine that answers."""
+async def _describe_and_check(started: StartedEngine, spec: EngineSpec) -> ModelCard:
+    """Describe the engine by a card, and check that it answers."""
     card = await in_thread(lambda: model_card(spec, started.found, started.engine, started.info))
     if spec.file is None:  # a user's code sees the requests of clients only
         await check_answers(started.engine, card.name)
@@ -98,10 +98,10 @@ async def _tested(started: Started, spec: EngineSpec) -> ModelCard:
 
 
 @asynccontextmanager
-async def engine_started(
+async def start_engine(
     runtime: DistributedRuntime, spec: EngineSpec, found: EngineModel | None = None
-) -> AsyncIterator[Started]:
-    """An engine from its start to its close. Raises EngineError at the end of the block if the engine died.
+) -> AsyncIterator[StartedEngine]:
+    """Start an engine, and close it after the block. Raises EngineError at the end of the block if the engine died.
 
     `found` is its model, if all of it is on this machine.
     """
@@ -110,12 +110,12 @@ async def engine_started(
         started = await unless_shut_down(runtime, _start(spec, found))
     if started is None:
         raise Interrupted("interrupted")
-    async with closed_at_end(runtime, started.engine, spec.engine):
+    async with close_at_end(runtime, started.engine, spec.engine):
         yield started
 
 
 @asynccontextmanager
-async def registered(
+async def publish_and_serve(
     endpoint: Endpoint,
     engine: Engine,
     card: ModelCard,
@@ -125,15 +125,15 @@ async def registered(
     steps: StepTraceSettings = _UNRECORDED,
 ) -> AsyncIterator[ModelCard]:
     """Publish, register and serve an engine that answers, with its card as listed; at the end, leave and drain."""
-    async with steps_recorded(endpoint, engine, steps):
+    async with record_steps(endpoint, engine, steps):
         # Before the endpoint: a router that finds it must also find its events, load and clearing endpoint.
         await publish_engine(endpoint, engine, card.name, kv_events=kv_events)
-        async with listed(endpoint, engine, card, limit) as card:
+        async with register_and_serve(endpoint, engine, card, limit) as card:
             yield card
 
 
 @asynccontextmanager
-async def _adapters_offered(
+async def _offer_adapters(
     endpoint: Endpoint, engine: Engine, card: ModelCard, sources: AdapterConfig
 ) -> AsyncIterator[None]:
     """Offer to load adapters, where the engine can and the worker has a port for it."""
@@ -150,7 +150,7 @@ async def _adapters_offered(
 
 
 @asynccontextmanager
-async def closed_at_end(runtime: DistributedRuntime, engine: Engine, name: str) -> AsyncIterator[None]:
+async def close_at_end(runtime: DistributedRuntime, engine: Engine, name: str) -> AsyncIterator[None]:
     """Close a started engine at the end of the block. If it dies before, shut down and raise EngineError."""
     death = Death(runtime, engine)
     if isinstance(engine, DeathSource):
@@ -198,12 +198,12 @@ class Death:
             log.exception("the dead engine could not be closed")
 
 
-async def _start(spec: EngineSpec, known: EngineModel | None) -> Started:
-    """Refuse what is wrong before a download, and before anything is loaded."""
+async def _start(spec: EngineSpec, known: EngineModel | None) -> StartedEngine:
+    """Reject what is wrong before a download, and before anything is loaded."""
     check_engine(spec)
     adapters = AdapterConfig.from_env(spec.environ)  # before an engine changes the environment for its own processes
 
-    def made(found: EngineModel) -> Engine:
+    def make(found: EngineModel) -> Engine:
         described_by = found.described_by if spec.model_config_path else None
         return make_engine(
             spec.engine, structs.replace(spec, model=found.model, model_config=described_by, model_name=found.name)
@@ -217,13 +217,13 @@ async def _start(spec: EngineSpec, known: EngineModel | None) -> Started:
     found = await find(weights=False)
     if not known and spec.model_path is None and found.is_bundled:
         print(f"no model given: using the bundled model '{BUNDLED}'", file=sys.stderr)
-    engine = made(found)
+    engine = make(found)
     try:
         complete = await find(weights=True)
         if complete != found:
             await engine.close()
-            found, engine = complete, made(complete)
-        return Started(found, engine, await engine.start(), adapters)
+            found, engine = complete, make(complete)
+        return StartedEngine(found, engine, await engine.start(), adapters)
     except BaseException:
         await engine.close()
         raise

@@ -24,7 +24,7 @@ from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.worker import StepTraceSettings, WorkerSettings
 from dynamo.worker.config import check, engine_spec
-from dynamo.worker.life import Interrupted, engine_started, serve_started
+from dynamo.worker.life import Interrupted, check_and_serve, start_engine
 from dynamo.worker.model import served_name
 from dynamo.worker.several import SeveralSettings, serve_several
 
@@ -84,7 +84,7 @@ def flag_parser(command: str, own: Any = None) -> FlagParser:
 
 
 def parse(command: str, words: Sequence[str], own: Any = None) -> tuple[dict[str, Any], list[str]]:
-    """The flags of a worker, and the rest, which is the engine's: it refuses what it does not know.
+    """The flags of a worker, and the rest, which is the engine's: it rejects what it does not know.
 
     The first word may be the model instead of a flag.
     """
@@ -157,14 +157,14 @@ async def _with_hint(work: Awaitable[None], arguments: Sequence[str]) -> None:
 
 async def _work(runtime: DistributedRuntime, spec: EngineSpec, place: Place) -> None:
     print(f"loading {served_name(spec)} …", file=sys.stderr, flush=True)
-    async with engine_started(runtime, spec) as started:
+    async with start_engine(runtime, spec) as started:
         if started.info.follower:
             print(f"this node of {engine_entry(spec.engine).name} follows its leader", file=sys.stderr, flush=True)
             report_ready(spec.environ)
             await runtime.wait_for_shutdown()
             return
         endpoint_id = place(started.info.worker_type)
-        async with serve_started(runtime, started, spec, endpoint_id) as card:
+        async with check_and_serve(runtime, started, spec, endpoint_id) as card:
             print(f"worker for '{card.name}' at {endpoint_id}", file=sys.stderr, flush=True)
             report_ready(spec.environ)
             await runtime.wait_for_shutdown()

@@ -94,7 +94,7 @@ async def serve_requests(
 ) -> None:
     """The card says which part of a request this worker does; without it, all."""
     request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
-    async with _handler(endpoint, engine, card) as handler:
+    async with _open_handler(endpoint, engine, card) as handler:
         await endpoint.serve(
             handler,
             request_type,
@@ -105,7 +105,7 @@ async def serve_requests(
 
 
 @asynccontextmanager
-async def _handler(endpoint: Endpoint, engine: Engine, card: ModelCard | None) -> AsyncIterator[Handler]:
+async def _open_handler(endpoint: Endpoint, engine: Engine, card: ModelCard | None) -> AsyncIterator[Handler]:
     role = WorkerType.Aggregated if card is None else card.worker_type
     if card is None or role is WorkerType.Aggregated or not isinstance(engine, WorkerHandoff | EngineHandoff):
         yield engine_handler(engine)
@@ -173,7 +173,7 @@ async def publish_load(endpoint: Endpoint, engine: LoadSource, gauges: CacheGaug
     await publisher.create_endpoint(endpoint)
 
     def publish(load: RankLoad) -> None:
-        gauges.reported(load)
+        gauges.report(load)
         publisher.publish(
             load.dp_rank,
             load.active_decode_blocks,
@@ -211,12 +211,12 @@ async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:
 
 
 class CacheGauges:
-    """Of the last report of each rank."""
+    """The gauges of the KV cache, from the last report of each rank."""
 
     def __init__(self) -> None:
         self._loads: dict[int, RankLoad] = {}
 
-    def reported(self, load: RankLoad) -> None:
+    def report(self, load: RankLoad) -> None:
         self._loads[load.dp_rank] = load
 
     def families(self, labels: Labels) -> list[MetricFamily]:
@@ -225,7 +225,7 @@ class CacheGauges:
         )
 
 
-def _used(load: RankLoad) -> float | None:
+def _cache_usage(load: RankLoad) -> float | None:
     if not load.kv_total_blocks:
         return None
     return max(load.kv_used_blocks or 0, load.active_decode_blocks or 0) / load.kv_total_blocks
@@ -233,12 +233,12 @@ def _used(load: RankLoad) -> float | None:
 
 _METRICS: tuple[Metric[RankLoad], ...] = (
     Metric("gauge", "dynamo_component_total_blocks", "KV blocks of a rank", lambda load: load.kv_total_blocks or None),
-    Metric("gauge", "dynamo_component_gpu_cache_usage_percent", "Share of them in use, 0 to 1", _used),
+    Metric("gauge", "dynamo_component_gpu_cache_usage_percent", "Share of them in use, 0 to 1", _cache_usage),
 )
 
 
 @asynccontextmanager
-async def listed(
+async def register_and_serve(
     endpoint: Endpoint, engine: Engine, card: ModelCard, limit: RequestLimit | None = None
 ) -> AsyncIterator[ModelCard]:
     """Register and serve an engine that answers, with its complete card as listed; at the end, leave and drain."""
@@ -246,7 +246,7 @@ async def listed(
     card = await put_card(endpoint, card)
     serving = asyncio.create_task(serve_requests(endpoint, engine, card.name, card, limit))
     try:
-        await _until_listed(endpoint, serving)
+        await _wait_until_listed(endpoint, serving)
         yield card
     finally:
         if not runtime.is_shutting_down:
@@ -257,7 +257,7 @@ async def listed(
             await remove_card(endpoint)
 
 
-async def _until_listed(endpoint: Endpoint, serving: asyncio.Task[None]) -> None:
+async def _wait_until_listed(endpoint: Endpoint, serving: asyncio.Task[None]) -> None:
     """Wait until discovery lists the instance; if serving fails first, raise its error."""
 
     async def watch() -> None:

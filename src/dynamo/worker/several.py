@@ -21,7 +21,7 @@ from dynamo.runtime import DistributedRuntime, EndpointId
 from dynamo.runtime.process import unless_shut_down
 from dynamo.settings import Setting
 from dynamo.settings.worker import WorkerSettings
-from dynamo.worker.life import Interrupted, engine_started, serve_started
+from dynamo.worker.life import Interrupted, check_and_serve, start_engine
 from dynamo.worker.model import find_model
 
 
@@ -83,12 +83,12 @@ async def serve_several(
 
     async def one(runtime: DistributedRuntime, port: int) -> None:
         with contextlib.suppress(Interrupted):  # others may have requests to finish
-            async with engine_started(runtime, spec, found) as started:
+            async with start_engine(runtime, spec, found) as started:
                 if port:
                     info = structs.replace(started.info, bootstrap=(_host(first), port))
                     started = structs.replace(started, info=info)
                 at = place(started.info.worker_type)
-                async with serve_started(runtime, started, spec, at) as card:
+                async with check_and_serve(runtime, started, spec, at) as card:
                     said = f"{spec.engine} {runtime.instance_id:x} serves '{card.name}' at {at}"
                     print(said, file=sys.stderr, flush=True)
                     registered.add(runtime.instance_id)

@@ -37,7 +37,7 @@ _CLOSE_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def steps_recorded(endpoint: Endpoint, engine: Engine, settings: StepTraceSettings) -> AsyncIterator[None]:
+async def record_steps(endpoint: Endpoint, engine: Engine, settings: StepTraceSettings) -> AsyncIterator[None]:
     """Record the steps of a started engine while the block runs, if the settings say so and the engine can."""
     if settings.enabled and not isinstance(engine, StepSource):
         log.warning("--fpm-trace: this engine does not report its steps, so none are recorded")

@@ -17,7 +17,7 @@ Step = tuple[int, float, ScheduledRequestMetrics, QueuedRequestMetrics]
 
 
 def steps_of(args: MockerArgs, requests: list[PreprocessedRequest]) -> tuple[MockerEngine, list[Step]]:
-    """Of requests that come together."""
+    """The steps of requests that come together."""
     steps: list[Step] = []
 
     async def work() -> MockerEngine:

@@ -66,7 +66,7 @@ async def vllm() -> AsyncIterator[Engine]:
 
 
 async def hundred_answers(vllm: Engine, guidance: dict[str, Any]) -> list[str]:
-    """Of as many questions at once, half of them greedy."""
+    """The answers to a hundred questions at once, half of them greedy."""
     sinks = [Kept() for _ in range(100)]
     for seed, sink in enumerate(sinks):
         options = {"temperature": float(seed % 2), "seed": seed, "max_tokens": 1500, "guided_decoding": guidance}

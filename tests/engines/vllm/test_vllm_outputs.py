@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dynamo.engines.vllm.outputs import finish_reason, prompt, sampled
+from dynamo.engines.vllm.request import finish_reason, prompt, sampled
 from dynamo.protocols.engine import EngineOutput
 
 IDS = np.array([[5, 5, 9], [7, 3, 5]])

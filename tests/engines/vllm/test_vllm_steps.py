@@ -36,7 +36,7 @@ async def test_steps_add_up_to_what_was_asked() -> None:
         for sink in sinks:
             await sink.done
             assert len(sink.ids) == 8
-        # Each prompt gives the first token of its answer; so many more are decoded.
+        # Each prompt gives the first token of its answer; the other seven are decoded.
         await until(lambda: sum(step[2].num_decode_requests for step in steps) >= 3 * 7)
     finally:
         await engine.close()

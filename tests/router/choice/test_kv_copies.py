@@ -192,11 +192,11 @@ async def test_no_copies_where_they_are_not_wanted_or_nobody_would_know_of_them(
 async def test_what_is_only_booked_brings_no_copies() -> None:
     async with AsyncExitStack() as stack:
         here = await party(stack, 8)
-        booked = [await here.side.kv.place(PreprocessedRequest(token_ids=[*SYSTEM]), copies=False) for _ in range(6)]
+        reserved = [await here.side.kv.place(PreprocessedRequest(token_ids=[*SYSTEM]), copies=False) for _ in range(6)]
         assert here.side.router.stats.copies == 0
         (await here.side.kv.place(PreprocessedRequest(token_ids=[*SYSTEM]))).release()
         assert here.side.router.stats.copies > 0, "they count among those that share it"
-        for placement in booked:
+        for placement in reserved:
             placement.release()
         await here.end()
 

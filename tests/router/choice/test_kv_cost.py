@@ -67,8 +67,8 @@ def plain_cost(size: Capacity, held: Overlap, load: Load, loads: list[Load], con
     share = 1 + load.traffic * (1 / mean) if load.traffic < mean else 2
     work = config.overlap_weight * left * share
     coming = max(0.0, load.shared - credit) * BLOCK
-    booked = load.waiting - min(1, config.overlap_weight) / 2 * min(load.waiting, coming)
-    waiting = booked + config.pass_tokens if booked else 0
+    reserved = load.waiting - min(1, config.overlap_weight) / 2 * min(load.waiting, coming)
+    waiting = reserved + config.pass_tokens if reserved else 0
     in_use = load.blocks - load.shared + TOKENS // BLOCK
     total = size.total_blocks or (1 << 18) // BLOCK
     crowding = in_use * (config.full / total) + max(0, in_use - total) * BLOCK
@@ -168,7 +168,7 @@ def test_weight_zero_ignores_what_is_cached(loads: Loads, overlaps: dict[int, Ov
 
 @given(LOADS, OVERLAPS, st.integers(0, 3), st.integers(1, 50))
 def test_more_overlap_never_costs_more(loads: Loads, overlaps: dict[int, Overlap], at: int, more: int) -> None:
-    """Of what is cached: what is being computed for another must be waited for, which costs less than other waiting."""
+    """This holds for cached blocks: to wait for those that another request computes costs less than other waiting."""
     held = overlaps.get(at, Overlap())
     assume(held.device >= loads.shared_blocks[at])
     longer = Overlap(held.device + more, held.host, held.disk)

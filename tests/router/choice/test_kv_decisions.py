@@ -52,7 +52,7 @@ class Core:
         choice = self.decide(tokens)
         chosen = worker or choice.worker
         chain = prompt_hashes(tokens, BLOCK)
-        self.book.book("r", chosen, chain, now=self.now, prompt_tokens=len(tokens), prefill_tokens=len(tokens))
+        self.book.reserve("r", chosen, chain, now=self.now, prompt_tokens=len(tokens), prefill_tokens=len(tokens))
         self.learned.record(chosen, chain, self.now)
         self._serve(chosen, chain)
         self.book.first_token("r")

@@ -58,7 +58,7 @@ def answer_to(prompt: Sequence[int], length: int, ends: Collection[int] = ()) ->
 
 
 Fate = tuple[type[DynamoException], int] | None
-"""What happens to a request at a worker: an error after so many tokens; None answers it to the end."""
+"""What happens to a request at a worker: an error after this number of tokens; None answers it to the end."""
 
 
 def breaks(after: int) -> Fate:

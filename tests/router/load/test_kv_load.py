@@ -23,7 +23,7 @@ def book() -> LoadBook:
 def add(
     book: LoadBook, request: str, worker: WorkerRank, chain: list[int], now: float = 0.0, prefill: int = 100
 ) -> bool:
-    return book.book(request, worker, chain, now=now, prompt_tokens=200, prefill_tokens=prefill)
+    return book.reserve(request, worker, chain, now=now, prompt_tokens=200, prefill_tokens=prefill)
 
 
 def loads(book: LoadBook, chain: list[int], now: float = 0.0) -> Loads:
@@ -141,7 +141,7 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
 
     @rule(request=REQUESTS, worker=WORKERS, chain=CHAINS, prefill=st.integers(0, 50), extra=st.booleans())
     def add(self, request: str, worker: WorkerRank, chain: list[int], prefill: int, extra: bool) -> None:
-        fresh = self.book.book(request, worker, chain, now=0, prompt_tokens=1, prefill_tokens=prefill, extra=extra)
+        fresh = self.book.reserve(request, worker, chain, now=0, prompt_tokens=1, prefill_tokens=prefill, extra=extra)
         assert fresh == (request not in self.model and worker in self.workers)
         if fresh:
             self.model[request] = (worker, chain, prefill, extra)
@@ -170,7 +170,7 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
 
     @invariant()
     def only_workers_that_are_there_or_have_requests_are_kept(self) -> None:
-        assert {*self.book._slots} == {*self.workers, *(booked[0] for booked in self.model.values())}
+        assert {*self.book._slots} == {*self.workers, *(reserved[0] for reserved in self.model.values())}
 
     @invariant()
     def same_loads(self) -> None:
@@ -178,10 +178,10 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
             chain = chain_of(choices, 14)
             seen = self.book.loads(self.workers, chain, 0)
             for at, worker in enumerate(self.workers):
-                here = [booked for booked in self.model.values() if booked[0] == worker]
-                active = {block for booked in here for block in booked[1]}
+                here = [reserved for reserved in self.model.values() if reserved[0] == worker]
+                active = {block for reserved in here for block in reserved[1]}
                 assert seen.requests[at] == len(here)
-                assert seen.prefill_tokens[at] == sum(booked[2] for booked in here)
+                assert seen.prefill_tokens[at] == sum(reserved[2] for reserved in here)
                 assert seen.active_blocks[at] == len(active)
                 assert seen.shared_blocks[at] == sum(block in active for block in chain)
 

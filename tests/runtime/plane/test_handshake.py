@@ -16,7 +16,7 @@ from dynamo.runtime.plane import frames, handshake
 from dynamo.runtime.plane.base import route_path
 from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.frames import FrameDecoder, Hello, Kind, Request, encode_payload, frame
-from dynamo.runtime.plane.handshake import EVERY, Strangers
+from dynamo.runtime.plane.handshake import EVERY, PendingHandshakes
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.server_link import ServerLink
 
@@ -142,11 +142,11 @@ def test_no_bytes_of_a_stranger_reach_a_handler(sent: list[bytes]) -> None:
 
 def test_many_strangers_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    strangers = Strangers(lambda: now[0])
+    handshakes = PendingHandshakes(lambda: now[0])
     for _ in range(100):
-        strangers.refused("10.0.0.9:1", "no hello")
+        handshakes.rejected("10.0.0.9:1", "no hello")
     now[0] = EVERY
-    strangers.refused("10.0.0.9:2", "no hello")
+    handshakes.rejected("10.0.0.9:2", "no hello")
     assert [one.message for one in caplog.records] == [
         "closing the connection with 10.0.0.9:1: no hello",
         "closing the connection with 10.0.0.9:2: no hello (99 more were refused since the last such line)",

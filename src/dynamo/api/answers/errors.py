@@ -56,12 +56,12 @@ def _code(error: DynamoException) -> str | None:
 
 
 class Dialect(Struct, frozen=True):
-    """How an API says what all of them have to say."""
+    """How one API writes its errors, and the headers by which its clients are known."""
 
     error: type[Struct]
     """The struct of its errors."""
     error_of: Callable[[DynamoException, str, int], Struct]
-    """Makes one, given the request's id and the status of the answer."""
+    """Makes an error of the API, given the request's id and the status of the answer."""
     request_id: str | None = None
     """The header in which its clients look for the request's id, beside `x-request-id`."""
     client: str = ""

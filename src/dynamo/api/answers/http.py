@@ -12,13 +12,13 @@ from dynamo.api.answers.sse import EventStream
 from dynamo.api.route import HttpCall
 from dynamo.protocols.answers import Page
 from dynamo.protocols.errors import DynamoException, InvalidRequest
-from dynamo.serving.request import ServedRequest
+from dynamo.serving.request import ModelRequest
 
 KEEP_ALIVE_SECONDS = web.AppKey("keep_alive_seconds", float)
 """How often a comment is sent until the first event; 0 is never."""
 
 
-class StreamedAnswer(Protocol):
+class StreamedResponse(Protocol):
     """Writes the events of one answer."""
 
     events: EventStream
@@ -59,11 +59,11 @@ def page(request: web.Request, ids: Sequence[str], values: Sequence[Any], *, lim
 
 async def stream_response(
     call: HttpCall[Any],
-    answer: StreamedAnswer,
-    served: ServedRequest[Any] | None = None,
+    answer: StreamedResponse,
+    inference: ModelRequest[Any] | None = None,
     at_end: Callable[[], Awaitable[None]] | None = None,
 ) -> web.StreamResponse:
-    """Send the annotations that `served` asks for, then the events. Waits for the first event, so that an earlier
+    """Send the annotations that `inference` asks for, then the events. Waits for the first event, so that an earlier
     failure still has a status.
 
     `at_end` is awaited before the client gets the last event.
@@ -77,20 +77,20 @@ async def stream_response(
         await events.begun()
     if answer.error and not events.has_begun:
         raise answer.error
-    await events.open(request, headers, annotation_events(served) if served else b"")
+    await events.open(request, headers, annotation_events(inference) if inference else b"")
     await events.ended
     if at_end:
         await at_end()
     return await events.close()
 
 
-def annotation_events(served: ServedRequest[Any]) -> bytes:
+def annotation_events(inference: ModelRequest[Any]) -> bytes:
     """The events for `nvext.annotations`, sent before all others. Values are comments, which OpenAI clients skip."""
-    nvext = served.request.nvext
+    nvext = inference.request.nvext
     if nvext is None or not nvext.annotations:
         return b""
-    values = {"request_id": served.context.id()}
-    if prepared := served.prepared:
+    values = {"request_id": inference.context.id()}
+    if prepared := inference.prepared:
         if prepared.prompt is not None:
             values["formatted_prompt"] = prepared.prompt
         values["token_ids"] = msgspec.json.encode([*prepared.request.token_ids]).decode()

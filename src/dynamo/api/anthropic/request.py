@@ -163,7 +163,7 @@ class MessagesRequest(PromptFields, kw_only=True, forbid_unknown_fields=True, om
     diagnostics: JsonObject | None = None
 
     fallbacks: Any = None
-    """Models to ask when this one refuses for reasons of policy, which none does here: ignored."""
+    """Models to ask when this one rejects for reasons of policy, which none does here: ignored."""
     fallback_credit_token: Any = None
 
     container: Any = None

@@ -142,7 +142,7 @@ class MessagesWriter:
         """Anthropic's API has no field for them."""
 
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """Nor for these."""
+        """This API has no field for them."""
 
     def finish(self, finish: Finish) -> None:
         usage = CompletionUsage.of(finish.usage)

@@ -180,7 +180,7 @@ def _messages(request: PromptFields) -> list[Message]:
     return messages
 
 
-def _encoded(arguments: dict[str, Any], where: str) -> str:
+def _encode_arguments(arguments: dict[str, Any], where: str) -> str:
     try:
         return msgspec.json.encode(arguments).decode()
     except RecursionError:
@@ -198,12 +198,12 @@ def _assistant(blocks: list[Block], where: str) -> Message:
             case ThinkingBlock():
                 message.reasoning_content = (message.reasoning_content or "") + block.thinking
             case ToolUseBlock():
-                arguments = _encoded(block.input, f"{where}[{index}].input")
+                arguments = _encode_arguments(block.input, f"{where}[{index}].input")
                 calls.append(ToolCall(id=block.id, function=FunctionCall(block.name, arguments)))
             case RedactedThinkingBlock() | FallbackBlock():
                 pass
             case _:
-                raise _misplaced(block, f"{where}[{index}]", "assistant")
+                raise _misplaced_error(block, f"{where}[{index}]", "assistant")
     message.tool_calls = calls or None
     # A turn of redacted thinking alone stays in the conversation, as an empty message.
     message.content = parts or (None if calls or message.reasoning_content else "")
@@ -225,7 +225,7 @@ def _user(message: MessageParam, blocks: list[Block], where: str) -> list[Messag
             case ToolResultBlock() if message.role == "user":
                 results.append(_tool_result(block))
             case _:
-                raise _misplaced(block, f"{where}[{index}]", message.role)
+                raise _misplaced_error(block, f"{where}[{index}]", message.role)
     if parts or not results:
         results.append(Message(role=message.role, content=parts))
     return results
@@ -255,7 +255,7 @@ def _result_parts(block: TextBlock | ImageBlock | DocumentBlock | SearchResultBl
 
 
 def _document(block: DocumentBlock | SearchResultBlock) -> list[Part]:
-    """Its text, under what the client says of it."""
+    """The text of a document, below its title and context."""
     content: str | Sequence[TextBlock | ImageBlock]
     if isinstance(block, SearchResultBlock):
         about, content = [block.title, block.source], block.content
@@ -274,6 +274,6 @@ def _image(block: ImageBlock) -> ImagePart:
     return ImagePart(ImageUrl(block.source.url))
 
 
-def _misplaced(block: Block, where: str, role: str) -> InvalidRequest:
+def _misplaced_error(block: Block, where: str, role: str) -> InvalidRequest:
     kind = block.__struct_config__.tag
     return InvalidRequest.bad_value(where, f"`{kind}` has no place in a message of role `{role}`")

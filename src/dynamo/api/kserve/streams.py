@@ -89,7 +89,7 @@ class StreamedChoice:
         """The protocol has no field for them."""
 
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """Nor for these."""
+        """This API has no field for them."""
 
     def finish(self, finish: Finish) -> None:
         self._stream.finish(self._index, finish.reason)

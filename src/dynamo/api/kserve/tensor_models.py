@@ -12,10 +12,10 @@ from dynamo.api.kserve.messages import Message, fill_parameters, tagged_paramete
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import ProtocolError
 from dynamo.protocols.tensors import Tensor, TensorData, TensorMetadata, TensorRequest, TensorResponse
-from dynamo.serving.request import ServedRequest
+from dynamo.serving.request import ModelRequest
 
 
-class TensorInference(ServedRequest[TensorRequest]):
+class TensorInference(ModelRequest[TensorRequest]):
     """One inference of a tensor model; send it with `relay`."""
 
     model_type = ModelType.TensorBased

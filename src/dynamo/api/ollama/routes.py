@@ -22,7 +22,7 @@ from dynamo.api.ollama.messages import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
-from dynamo.api.ollama.stream import NDJSON, OllamaAnswers, OllamaWriter
+from dynamo.api.ollama.stream import NDJSON, OllamaLines, OllamaWriter
 from dynamo.api.ollama.to_chat import ollama_to_chat
 from dynamo.api.openai.tokens import version
 from dynamo.api.route import Api, HttpCall, HttpRoute, inference
@@ -82,11 +82,11 @@ async def _embed(
     request = EmbeddingRequest(model=model.name, input=[input] if isinstance(input, str) else [*input])
     request.dimensions = dimensions or None
     validate_embedding(request)
-    served = Embeddings(model, request, call.context(request), call.record)
+    inference = Embeddings(model, request, call.context(request), call.record)
     try:
-        vectors, usage = await served.vectors(truncate=truncate)
+        vectors, usage = await inference.vectors(truncate=truncate)
     finally:
-        await served.close()
+        await inference.close()
     return vectors, usage.prompt_tokens
 
 
@@ -96,12 +96,12 @@ def _unit_length(vector: list[float]) -> list[float]:
 
 
 async def tags(host: Host, call: HttpCall[None]) -> web.StreamResponse:
-    return json_response({"models": [_listed(model) for model in _usable(host)]})
+    return json_response({"models": [_describe_model(model) for model in _usable(host)]})
 
 
 async def ps(host: Host, call: HttpCall[None]) -> web.StreamResponse:
     """The loaded models: all that are served, for as long as they are."""
-    return json_response({"models": [_listed(model) | _LOADED for model in _usable(host)]})
+    return json_response({"models": [_describe_model(model) | _LOADED for model in _usable(host)]})
 
 
 async def show(host: Host, call: HttpCall[OllamaShowRequest]) -> web.StreamResponse:
@@ -122,7 +122,7 @@ async def show(host: Host, call: HttpCall[OllamaShowRequest]) -> web.StreamRespo
     if model.preprocessor is None and model.card.type & ModelType.Chat:
         # Its workers read messages as they are sent; all others get tokens.
         capabilities.append("vision")
-    listed = _listed(model)
+    listed = _describe_model(model)
     return json_response(
         {
             "modelfile": "",
@@ -144,7 +144,7 @@ async def _answer(
     is_empty: bool,
 ) -> web.StreamResponse:
     model = _model(host, call.body.model)
-    answers = OllamaAnswers(model.name, is_chat=is_chat)
+    answers = OllamaLines(model.name, is_chat=is_chat)
     if is_empty:
         # Ollama loads the model then; here it is loaded.
         loaded = answers.piece()
@@ -179,7 +179,7 @@ def _usable(host: Host) -> list[ServedModel]:
     return sorted(models, key=lambda model: model.name)
 
 
-def _listed(model: ServedModel) -> dict[str, Any]:
+def _describe_model(model: ServedModel) -> dict[str, Any]:
     created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
     texts = ("parent_model", "format", "family", "parameter_size", "quantization_level")
     return {

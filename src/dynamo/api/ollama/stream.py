@@ -18,7 +18,7 @@ from dynamo.protocols.errors import DynamoException
 NDJSON = "application/x-ndjson"
 
 
-class OllamaAnswers:
+class OllamaLines:
     """Builds the lines of one answer."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
@@ -61,7 +61,7 @@ class OllamaAnswers:
 class OllamaWriter:
     """Writes the one choice of a stream. Ollama sends a call as a whole."""
 
-    def __init__(self, answers: OllamaAnswers) -> None:
+    def __init__(self, answers: OllamaLines) -> None:
         self.events = EventStream(NDJSON)
         self.error: DynamoException | None = None
         self._answers = answers
@@ -83,10 +83,10 @@ class OllamaWriter:
         self._calls[-1][1].append(fragment)
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """Not offered on these routes."""
+        """These routes do not offer them."""
 
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """Nor are these."""
+        """These routes do not offer them."""
 
     def finish(self, finish: Finish) -> None:
         calls = [_call(name, "".join(fragments)) for name, fragments in self._calls]

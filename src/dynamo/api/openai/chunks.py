@@ -27,26 +27,26 @@ _json = msgspec.json.Encoder()
 class Chunks:
     """One streamed answer. Its choices write their own chunks; it ends when the last of them has."""
 
-    def __init__(self, served: Conversation | Completion, top_logprobs: int | None, request_id: str) -> None:
-        options = served.request.stream_options
+    def __init__(self, inference: Conversation | Completion, top_logprobs: int | None, request_id: str) -> None:
+        options = inference.request.stream_options
         self.events = EventStream()
         self.error: DynamoException | None = None
         self.usage = Usage()
-        self.usage_of = served.usage_of
-        self.tokenizer = served.tokenizer
+        self.usage_of = inference.usage_of
+        self.tokenizer = inference.tokenizer
         self.top_logprobs = top_logprobs or 0
         self.head = (
-            f'data: {{"id":"{served.id}","object":"{served.chunk_object}","created":{served.created},'
-            f'"model":"{json_escaped(served.model.name)}","choices":['
+            f'data: {{"id":"{inference.id}","object":"{inference.chunk_object}","created":{inference.created},'
+            f'"model":"{json_escaped(inference.model.name)}","choices":['
         )
         self._include_usage = bool(options and options.include_usage)
         self.continuous_usage = bool(self._include_usage and options and options.continuous_usage_stats)
         # If the client wants the usage, OpenAI sends `"usage": null` on all chunks but the last.
         self.tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
-        self._running = served.choice_count
-        self._per_prompt = served.n
-        """So many choices share a prompt, whose tokens count once."""
-        self._nvext = served.nvext
+        self._running = inference.choice_count
+        self._per_prompt = inference.n
+        """How many choices share a prompt, whose tokens count once."""
+        self._nvext = inference.nvext
         self._request_id = request_id
 
     def usage_tail(self, usage: Usage) -> str:
@@ -83,7 +83,7 @@ def error_events(error: DynamoException, request_id: str) -> bytes:
 
 
 class _ChoiceWriter:
-    """What the writers of both kinds of chunks have in common."""
+    """The part that the writers of chat chunks and of text chunks share."""
 
     def __init__(
         self, chunks: Chunks, index: int, token_ids: list[int] | None, prompt_token_ids: list[int] | None
@@ -100,7 +100,7 @@ class _ChoiceWriter:
         self._logprobs += tokens
 
     def _take_token_ids(self) -> str:
-        """The field with the ids since the last chunk."""
+        """Take the field with the token ids since the last chunk."""
         if self._token_ids is None:
             return ""
         field = f',"token_ids":{_json.encode(self._token_ids).decode()}'
@@ -108,7 +108,7 @@ class _ChoiceWriter:
         return field
 
     def _take_prompt_token_ids(self) -> str:
-        """The field with the prompt's ids, for the first chunk."""
+        """Take the field with the prompt's token ids, for the first chunk."""
         if self._prompt_token_ids is None:
             return ""
         field = f',"prompt_token_ids":{_json.encode(self._prompt_token_ids).decode()}'

@@ -87,11 +87,11 @@ async def completions(host: Host, call: HttpCall[CompletionRequest]) -> web.Stre
 async def embeddings(host: Host, call: HttpCall[EmbeddingRequest]) -> web.StreamResponse:
     body = call.body
     validate_embedding(body)
-    served = Embeddings(host.models.get(body.model), body, call.context(body), call.record)
+    inference = Embeddings(host.models.get(body.model), body, call.context(body), call.record)
     try:
-        return json_response(await served.answer())
+        return json_response(await inference.answer())
     finally:
-        await served.close()
+        await inference.close()
 
 
 async def text_line(model: ServedModel, request: ChatRequest | CompletionRequest, context: Context) -> dict[str, Any]:
@@ -100,9 +100,9 @@ async def text_line(model: ServedModel, request: ChatRequest | CompletionRequest
 
 async def embedding_line(model: ServedModel, request: EmbeddingRequest, context: Context) -> dict[str, Any]:
     validate_embedding(request)
-    served = Embeddings(model, request, context)
+    inference = Embeddings(model, request, context)
     try:
-        answer: dict[str, Any] = msgspec.to_builtins(await served.answer())
+        answer: dict[str, Any] = msgspec.to_builtins(await inference.answer())
     finally:
-        await served.close()
+        await inference.close()
     return answer

@@ -11,7 +11,7 @@ from dynamo import __version__
 from dynamo.api.answers.http import json_response
 from dynamo.api.host import Host
 from dynamo.api.route import HttpCall
-from dynamo.pipeline.preprocess import Preprocessor, refuse_characters
+from dynamo.pipeline.preprocess import Preprocessor, reject_characters
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.chat import AnyTool, ChatRequest, Message
 from dynamo.protocols.errors import InvalidRequest
@@ -22,7 +22,7 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_def
     """Either `prompt` or `messages`, which are rendered by the chat template first."""
 
     model: FilledString | None = None
-    """May be left out where a single model is served."""
+    """The model; it may be left out where a single model is served."""
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     tools: list[AnyTool] | None = None
@@ -67,7 +67,7 @@ async def tokenize(host: Host, call: HttpCall[TokenizeRequest]) -> web.StreamRes
         text, special = preprocessor.render(chat), bool(asked.add_special_tokens)
     else:
         text, special = asked.prompt or "", asked.add_special_tokens is not False
-    refuse_characters(text, "prompt" if asked.messages is None else "messages")
+    reject_characters(text, "prompt" if asked.messages is None else "messages")
     tokenizer = preprocessor.model.tokenizer
     ids = await tokenizer.encode_async(text, special)
     names = [tokenizer.tokens.get(id, "") for id in ids] if asked.return_token_strs else None

@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 
 from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
 from dynamo.protocols.errors import DynamoException
-from dynamo.serving.collect import CollectedAnswer
+from dynamo.serving.collect import CollectedResponse
 from dynamo.serving.conversation import Conversation
 
 ENDPOINT = "openai.chat_completion"
@@ -38,13 +38,13 @@ class CapturedPayload:
         self._body = body
         self._headers = headers
         self._response: bytes | None = None
-        self._collected: CollectedAnswer | None = None
+        self._collected: CollectedResponse | None = None
         self._conversation: Conversation | None = None
         self._incomplete: str | None = None
 
     @property
     def size(self) -> int:
-        """Of what a row would keep, in bytes."""
+        """The bytes that a row would keep."""
         return len(self._body) + len(self._response or b"")
 
     def answered(self, answer: object) -> None:
@@ -57,11 +57,11 @@ class CapturedPayload:
     def collecting(self, conversation: Conversation, writers: Sequence[ChoiceSink]) -> list[ChoiceSink]:
         """Sinks that pass everything on to the writers of a stream, and keep it."""
         self._conversation = conversation
-        self._collected = CollectedAnswer(conversation.n, conversation.n, custom_tools=conversation.custom_tools)
+        self._collected = CollectedResponse(conversation.n, conversation.n, custom_tools=conversation.custom_tools)
         return [BothSinks(writer, kept) for writer, kept in zip(writers, self._collected.choices, strict=True)]
 
     async def collected(self) -> None:
-        """The stream has ended without an error."""
+        """Keep the collected answer: the stream has ended without an error."""
         if self._collected is not None and self._conversation is not None:
             await self._collected.done()
             self.answered(self._conversation.completion(self._collected))

@@ -8,7 +8,7 @@ from dynamo.api.responses.event_log import EventLog
 from dynamo.api.responses.request import ResponsesRequest
 from dynamo.api.responses.stored_responses import ResponseStore, Turn
 from dynamo.api.responses.stream import ResponsesStream, ResponsesWriter
-from dynamo.api.route import RequestRecord
+from dynamo.api.route import MeasuredRequest
 from dynamo.protocols.errors import (
     Cancelled,
     DynamoException,
@@ -34,7 +34,7 @@ class BackgroundRun:
         turn: Turn,
         conversation: Conversation,
         stream: ResponsesStream,
-        record: RequestRecord,
+        record: MeasuredRequest,
     ) -> None:
         self.request = request
         self.turn = turn

@@ -34,7 +34,7 @@ class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_cal
     arguments: str
     status: ItemStatus
     namespace: str | UnsetType = UNSET
-    """Of a function that was offered in a namespace."""
+    """The namespace in which the function was offered."""
 
 
 class CustomCallItem(Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
@@ -141,7 +141,7 @@ def shell_commands(arguments: str) -> ShellCommands:
 
 
 def patch_operation(arguments: str) -> PatchOperation:
-    """What a call of `apply_patch` asks for. Other arguments are a diff of no file, which the client will refuse."""
+    """What a call of `apply_patch` asks for. Other arguments are a diff of no file, which the client will reject."""
     try:
         return msgspec.json.decode(arguments, type=PatchOperation)
     except (ValueError, RecursionError):

@@ -46,7 +46,7 @@ OFFERED = {
     SHELL: _offered(SHELL, "Run command lines in a shell on the user's machine.", _COMMANDS_ARGUMENTS, "commands"),
     APPLY_PATCH: _offered(APPLY_PATCH, _ABOUT_PATCHES, _PATCH_ARGUMENTS, "type", "path"),
 }
-"""By the type of the tool."""
+"""The functions that the model is offered, by the type of the client's tool."""
 
 
 def client_call(name: str, given: JsonObject | None, kind: type[Struct], where: str) -> FunctionCall:

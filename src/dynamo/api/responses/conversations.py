@@ -40,7 +40,7 @@ class DeletedConversation(Struct, kw_only=True):
 
 
 async def create_conversation(host: Host, call: HttpCall[CreateConversationRequest]) -> web.StreamResponse:
-    items = _checked(call.body.items or ())
+    items = _check_items(call.body.items or ())
     return json_response(await host.state.of(call.owner).conversations.create(items, call.body.metadata or {}))
 
 
@@ -61,7 +61,7 @@ async def delete_conversation(host: Host, call: HttpCall[None]) -> web.StreamRes
 
 
 async def create_items(host: Host, call: HttpCall[CreateItemsRequest]) -> web.StreamResponse:
-    items = await host.state.of(call.owner).conversations.add(_id(call.request), _checked(call.body.items))
+    items = await host.state.of(call.owner).conversations.add(_id(call.request), _check_items(call.body.items))
     ids = item_ids(items)
     first, last = (ids[0], ids[-1]) if ids else (None, None)
     return json_response(Page(data=items, first_id=first, last_id=last, has_more=False))
@@ -86,6 +86,6 @@ def _id(request: web.Request) -> str:
     return request.match_info["id"]
 
 
-def _checked(items: Sequence[InputItem]) -> Sequence[InputItem]:
+def _check_items(items: Sequence[InputItem]) -> Sequence[InputItem]:
     check_items(items, "items")
     return items

@@ -107,11 +107,11 @@ class ResponsesTool(Struct, kw_only=True, omit_defaults=True):
     parameters: JsonObject | None = None
     strict: bool | None = None
     format: ToolInputFormat | None = None
-    """Of a `custom` tool."""
+    """The format of a `custom` tool's input."""
     tools: list[ResponsesTool] | None = None
-    """Of a `namespace`: the functions in it."""
+    """The functions in a `namespace`."""
     environment: JsonObject | None = None
-    """Of a `shell`: where its commands run."""
+    """Where the commands of a `shell` run."""
 
     @property
     def runs_at_client(self) -> bool:

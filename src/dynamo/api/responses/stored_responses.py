@@ -41,7 +41,7 @@ class StoredResponse(Struct):
     """The process that produces the response, while it is in progress."""
 
 
-class _Output(Struct):
+class _StoredOutput(Struct):
     output: list[Raw]
 
 
@@ -62,7 +62,7 @@ class Turn(Struct):
 
 
 _stored = msgspec.json.Decoder(StoredResponse)
-_output = msgspec.json.Decoder(_Output)
+_output = msgspec.json.Decoder(_StoredOutput)
 _state = msgspec.json.Decoder(_State)
 
 

@@ -73,7 +73,7 @@ _REPEATED = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "p
 _MAX_REPEATED = 1 << 16
 """Characters of a field that the response repeats, and that are stored with it."""
 _RESPONSES_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
-"""By the names of the same fields in a chat request."""
+"""The names of fields in a Responses request, by their names in a chat request."""
 
 
 def responses_to_chat(request: ResponsesRequest, history: Sequence[InputItem] = ()) -> ChatRequest:
@@ -84,7 +84,7 @@ def responses_to_chat(request: ResponsesRequest, history: Sequence[InputItem] = 
     for name, why in _UNSUPPORTED.items():
         if getattr(request, name) not in (None, False):
             raise InvalidRequest.unsupported(name, why)
-    _refuse_long_repetitions(request)
+    _reject_long_repetitions(request)
     for field in (request.nvext and request.nvext.extra_fields) or ():
         if field in ("completion_token_ids", "prompt_logprobs"):
             raise InvalidRequest.unsupported("nvext.extra_fields", f"a response has no place for {field!r}")
@@ -113,7 +113,7 @@ def responses_to_chat(request: ResponsesRequest, history: Sequence[InputItem] = 
     return chat
 
 
-def _refuse_long_repetitions(request: ResponsesRequest) -> None:
+def _reject_long_repetitions(request: ResponsesRequest) -> None:
     lengths = {name: len(getattr(request, name) or "") for name in _REPEATED}
     lengths["metadata"] = sum(len(key) + len(value) for key, value in (request.metadata or {}).items())
     for name, length in lengths.items():

@@ -75,7 +75,7 @@ class TerminalChat:
 
         asking = asyncio.create_task(self._ask(writer))
         answer: Answer | None = None
-        with _no_echo(), _on_sigint(interrupted):
+        with _suppress_echo(), _on_sigint(interrupted):
             try:
                 answer = await asking
             except asyncio.CancelledError:
@@ -139,7 +139,7 @@ def _keys() -> KeyBindings:
 
 
 @contextlib.contextmanager
-def _no_echo() -> Iterator[None]:
+def _suppress_echo() -> Iterator[None]:
     """Keys typed during an answer go to the next line; until then they are not echoed."""
     try:
         fd = sys.stdin.fileno()

@@ -47,7 +47,7 @@ class Transcript:
         self._left_out = 0
 
     def save(self, path: Path) -> None:
-        """As Markdown if the name ends in .md, else as JSON messages. Never overwrites a file."""
+        """Write the chat as Markdown if the name ends in .md, else as JSON messages. Never overwrites a file."""
         messages = [*self._system(), *self._turns]
         if path.suffix == ".md":
             data = "\n\n".join(f"**{turn.role}**\n\n{turn.content}" for turn in messages).encode() + b"\n"

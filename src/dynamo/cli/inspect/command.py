@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dynamo.cli.inspect.text import shown
+from dynamo.cli.inspect.text import show_part
 from dynamo.process.addresses import is_loopback
 from dynamo.runtime.inspection import InspectionRequest
 from dynamo.runtime.inspection.facts import command_of, read_status
@@ -24,9 +24,9 @@ from dynamo.runtime.inspection.objects import LONGEST_SECONDS
 from dynamo.runtime.inspection.place import check_folder, inspection_folder, processes, socket_path
 
 ANSWER_SECONDS = 60.0
-"""For each part of an answer: milliseconds, unless an overloaded machine lets the thread wait for its turn."""
+"""The limit for each part of an answer, which takes milliseconds unless the machine is overloaded."""
 HTTP_SECONDS = 15.0
-"""Over HTTP, where a blocked event loop cannot answer."""
+"""The limit over HTTP, where a blocked event loop cannot answer."""
 ALL_ROWS = 100_000
 EPILOG = """\
 Without PROCESS, lists the processes of this user that can be inspected. PROCESS is a process id, a worker's status
@@ -84,7 +84,7 @@ def inspect(words: Sequence[str], environ: Mapping[str, str]) -> int:
             if flags.json:
                 print(msgspec.json.encode(part).decode(), flush=True)
             else:
-                print("\n".join(shown(part, every=bool(flags.tables))), flush=True)
+                print("\n".join(show_part(part, every=bool(flags.tables))), flush=True)
     except InspectError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -134,7 +134,7 @@ def _ask_socket(pid: int, request: InspectionRequest, folder: Path) -> Iterator[
         try:
             if _state(pid)[:1] in ("T", "t"):
                 raise InspectError(_silent(pid))
-            check_folder(folder)  # refuses one of another user, who could answer anything
+            check_folder(folder)  # rejects one of another user, who could answer anything
             connection.connect(str(socket_path(folder, pid)))
             connection.sendall(msgspec.json.encode(request) + b"\n")
             with connection.makefile("rb") as lines:
@@ -167,7 +167,7 @@ def _silent(pid: int) -> str:
 
 
 def _state(pid: int) -> str:
-    """As /proc has it, like `S (sleeping)`; empty where it is not known."""
+    """The state of a process as /proc has it, like `S (sleeping)`; empty where it is not known."""
     try:
         return read_status(pid)["State"]
     except (OSError, KeyError):

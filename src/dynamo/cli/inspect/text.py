@@ -9,11 +9,11 @@ WIDEST = 60
 """Characters of a cell."""
 
 
-def shown(part: dict[str, Any], *, every: bool = False) -> Iterator[str]:
+def show_part(part: dict[str, Any], *, every: bool = False) -> Iterator[str]:
     """The lines of one part. With `every` row asked for, nothing is left out."""
     write: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
         "process": _process,
-        "blocked": _blocked,
+        "blocked": _show_block,
         "table": _table,
         "stacks": _stacks,
         "profile": _profile,
@@ -36,7 +36,7 @@ def _process(part: dict[str, Any]) -> Iterator[str]:
     yield f"  {times}   {memory}   {part['threads']} threads{files}"
 
 
-def _blocked(part: dict[str, Any]) -> Iterator[str]:
+def _show_block(part: dict[str, Any]) -> Iterator[str]:
     yield ""
     culprit = part["culprit"]
     if culprit is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from dynamo.cli.run.grammar import Command
-from dynamo.cli.run.local import engine_served
+from dynamo.cli.run.local import start_and_serve
 from dynamo.engines.registry import engine_entry
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError
@@ -29,10 +29,10 @@ class RunError(StartError):
 
 
 @asynccontextmanager
-async def answering(
+async def serve_models(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
 ) -> AsyncIterator[tuple[Models, ServedModel]]:
-    """All models and the one to ask, served while the block runs."""
+    """Serve all models while the block runs; yields them and the one to ask."""
     router, http = command.read(RoutingConfig, environ), command.read(FrontendSettings, environ)
     serves_namespace = NamespaceFilter(http.namespace, http.namespace_prefix)
     models = Models(
@@ -48,7 +48,7 @@ async def answering(
         name = command.model_name
         if command.output.engine:
             place, kv_events = serves_namespace.own_endpoint(), router.mode == "kv"
-            served = engine_served(runtime, command, environ, place, kv_events=kv_events)
+            served = start_and_serve(runtime, command, environ, place, kv_events=kv_events)
             name = (await stack.enter_async_context(served)).name
         try:
             await models.start()

@@ -18,7 +18,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from dynamo.api.headers import ignored
-from dynamo.cli.run.answering import RunError, answering, request_defaults, request_template
+from dynamo.cli.run.answering import RunError, request_defaults, request_template, serve_models
 from dynamo.cli.run.grammar import Command
 from dynamo.cli.run.prompts import BadLine, Prompt, Request, read_prompt
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
@@ -61,7 +61,7 @@ async def _batch(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], file: Path, journal: Journal
 ) -> int:
     digest, total = await asyncio.to_thread(checksum, file)
-    async with answering(runtime, command, environ) as (models, model):
+    async with serve_models(runtime, command, environ) as (models, model):
         try:
             journal.open(JournalHeader(input=file.name, checksum=digest, model=model.name))
             batch = Batch(runtime, command, models, model.name, journal)
@@ -94,7 +94,7 @@ class Batch:
 
     async def answer_all(self, file: Path, progress: Progress) -> None:
         with file.open("rb") as lines:
-            waiting = self._unanswered(lines)
+            waiting = self._unanswered_lines(lines)
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(self._concurrency):
@@ -102,7 +102,7 @@ class Batch:
             except* JournalError as errors:
                 raise RunError(str(errors.exceptions[0])) from errors
 
-    def _unanswered(self, lines: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    def _unanswered_lines(self, lines: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(lines, start=1):
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)

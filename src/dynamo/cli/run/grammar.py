@@ -37,7 +37,7 @@ class Output(Struct, frozen=True):
     engine: str | None
     file: str | None = None
     by_default: bool = False
-    """Without `out=`: `dynamo.engines.default` chooses the engine once the model's files may be looked at."""
+    """Without `out=`: `dynamo.cli.run.launch` chooses the engine once the model's files may be looked at."""
 
     @property
     def remote(self) -> bool:
@@ -218,7 +218,7 @@ def _misplaced(words: list[str]) -> str:
 
 
 def _check(command: Command) -> None:
-    """Refuse combinations that do not work."""
+    """Reject combinations that do not work."""
     kind, remote = command.input.kind, command.output.remote
     if remote and kind == "dyn":
         raise UsageError("in=dyn:// and out=dyn cannot go together: a worker needs an engine, such as out=mistralrs")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from dynamo.cli.run.answering import request_template
 from dynamo.cli.run.grammar import Command
-from dynamo.cli.run.local import engine_served, served_name
+from dynamo.cli.run.local import served_name, start_and_serve
 from dynamo.frontend.config import FrontendConfig, nothing_served_hint
 from dynamo.frontend.measure.request_trace import request_trace_from_env
 from dynamo.frontend.measure.tracing import tracing_from_env
@@ -46,7 +46,7 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
             await server.serve()
         else:
             place, kv_events = config.serves_namespace.own_endpoint(), config.router.mode == "kv"
-            async with engine_served(runtime, command, environ, place, kv_events=kv_events) as card:
+            async with start_and_serve(runtime, command, environ, place, kv_events=kv_events) as card:
                 if await unless_shut_down(runtime, server.models.wait_for(card.name)):
                     _greet(server, config, card.name)
                     await server.serve()

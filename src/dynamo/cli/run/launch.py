@@ -6,13 +6,15 @@ import importlib
 import logging
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import uvloop
-from msgspec import structs
+from msgspec import Struct, structs
 
 from dynamo.cli.run.grammar import Command, Output, UsageError
-from dynamo.engines.default import default_engine
+from dynamo.engines.base import EngineError
+from dynamo.engines.catalog import LLAMACPP, MISTRALRS
 from dynamo.engines.registry import load_engine
 from dynamo.process.children import adopt_orphans, exit_now
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
@@ -38,7 +40,7 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         if command.output.by_default:
             command = _with_default_engine(command)
         if command.output.engine:
-            load_engine(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
+            load_engine(command.output.engine)  # reject a missing engine before reading a prompt or fetching a model
         adopt_orphans()
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     if code:
@@ -88,3 +90,22 @@ async def _run(command: Command, environ: Mapping[str, str], network: RuntimeCon
         # A thread that loads a model cannot be stopped, and the event loop would wait for it.
         sys.stderr.flush()
         exit_now(INTERRUPTED)
+
+
+class DefaultEngine(Struct, frozen=True):
+    engine: str
+    reason: str
+
+
+def default_engine(model: str | None) -> DefaultEngine:
+    """llama.cpp for a GGUF file where it can be loaded, mistral.rs for everything else."""
+    if model is None or not Path(model).expanduser().is_file():
+        return DefaultEngine(MISTRALRS.name, "the model is not a GGUF file")
+    # Only what will run is imported.
+    from dynamo.engines.llamacpp.library import library
+
+    try:
+        library()
+    except EngineError as error:
+        return DefaultEngine(MISTRALRS.name, f"llama.cpp, which is faster with GGUF files, is not here: {error}")
+    return DefaultEngine(LLAMACPP.name, "the model is a GGUF file")

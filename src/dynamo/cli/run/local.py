@@ -20,7 +20,7 @@ from dynamo.worker.config import engine_spec
 
 
 @asynccontextmanager
-async def engine_served(
+async def start_and_serve(
     runtime: DistributedRuntime,
     command: Command,
     environ: Mapping[str, str],
@@ -35,7 +35,7 @@ async def engine_served(
     if command.input.kind == "http" or sys.stderr.isatty():
         print(f"loading {served_name(command)} …", file=sys.stderr, flush=True)
     spec = structs.replace(spec_of(command, environ), disable_kv_routing=not kv_events)
-    async with life.engine_served(runtime, spec, endpoint_id) as card:
+    async with life.start_and_serve(runtime, spec, endpoint_id) as card:
         if not card.takes_requests and command.input.kind != "dyn":
             raise UsageError(f"a {card.worker_type.value} worker answers no requests itself: use in=dyn://...")
         yield card
@@ -60,7 +60,7 @@ def spec_of(command: Command, environ: Mapping[str, str]) -> EngineSpec:
 async def run_worker(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
     """in=dyn://NAMESPACE.COMPONENT.ENDPOINT: a worker that frontends find by discovery."""
     endpoint_id = worker_endpoint(command, environ)
-    async with engine_served(runtime, command, environ, endpoint_id, kv_events=True) as card:
+    async with start_and_serve(runtime, command, environ, endpoint_id, kv_events=True) as card:
         print(f"worker for '{card.name}' at {endpoint_id}", file=sys.stderr, flush=True)
         await runtime.wait_for_shutdown()
     return 0
@@ -78,7 +78,7 @@ def worker_endpoint(command: Command, environ: Mapping[str, str]) -> EndpointId:
 
 async def run_follower(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
     """in=none: a follower node of an engine that spans several nodes; requests go to the leader."""
-    async with life.engine_started(runtime, spec_of(command, environ)):
+    async with life.start_engine(runtime, spec_of(command, environ)):
         follows = f"node {command.node_rank} of {command.num_nodes} follows {command.leader_addr}"
         print(follows, file=sys.stderr, flush=True)
         await runtime.wait_for_shutdown()

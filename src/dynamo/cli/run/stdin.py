@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from dynamo.cli.run.answering import RunError, answering, request_defaults
+from dynamo.cli.run.answering import RunError, request_defaults, serve_models
 from dynamo.cli.run.grammar import Command
 from dynamo.process.threads import in_thread
 from dynamo.protocols.chat import Message
@@ -26,7 +26,7 @@ async def _answer(runtime: DistributedRuntime, command: Command, environ: Mappin
     prompt = (await _read_all()).rstrip("\n")
     if not prompt.strip():
         raise RunError("there is no prompt on standard input")
-    async with answering(runtime, command, environ) as (_, model):
+    async with serve_models(runtime, command, environ) as (_, model):
         printer = _Printer()
         answer = asyncio.ensure_future(
             ask(model, defaults.chat(model.name, [Message(role="user", content=prompt)]), printer)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from dynamo.cli.chat import TerminalChat
-from dynamo.cli.run.answering import RunError, answering, request_defaults
+from dynamo.cli.run.answering import RunError, request_defaults, serve_models
 from dynamo.cli.run.grammar import Command
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
@@ -20,6 +20,6 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
 
 async def _chat(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
     defaults = request_defaults(command)
-    async with answering(runtime, command, environ) as (models, model):
+    async with serve_models(runtime, command, environ) as (models, model):
         await TerminalChat(models, model.name, defaults, environ).run()
     return 0

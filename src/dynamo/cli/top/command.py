@@ -13,8 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 import aiohttp
 import msgspec
 
-from dynamo.cli.top.cells import printable
-from dynamo.cli.top.screen import lines
+from dynamo.cli.top.screen import lines, printable
 from dynamo.frontend.fleet import Document, apply_merge_patch
 from dynamo.process.backoff import Backoff
 
@@ -58,7 +57,7 @@ def top(words: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 async def documents(url: str, key: str | None, prefixes: bool = False) -> AsyncGenerator[Document, None]:
-    """The state after each event, until the stream breaks. Raises TopError if the server refuses."""
+    """The state after each event, until the stream breaks. Raises TopError if the server rejects."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with (
@@ -97,7 +96,7 @@ async def _once(url: str, key: str | None, prefixes: bool) -> None:
 
 
 async def _watch(url: str, key: str | None, prefixes: bool) -> None:
-    with _screen() as quitting:
+    with _open_screen() as quitting:
         following = asyncio.create_task(_follow(url, key, prefixes))
         await asyncio.wait((following, quitting), return_when=asyncio.FIRST_COMPLETED)
         if not following.done():
@@ -137,12 +136,12 @@ def _paint(text: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def _screen() -> Iterator[asyncio.Future[None]]:
-    """The terminal's other screen; the future is done when q is pressed."""
+def _open_screen() -> Iterator[asyncio.Future[None]]:
+    """Switch to the terminal's alternate screen; yields a future that is done when q is pressed."""
     quitting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with contextlib.ExitStack() as stack:
         if sys.stdin is not None and sys.stdin.isatty():
-            stack.enter_context(_keys(quitting))
+            stack.enter_context(_read_keys(quitting))
         sys.stdout.write(_ENTER)
         try:
             yield quitting
@@ -152,7 +151,7 @@ def _screen() -> Iterator[asyncio.Future[None]]:
 
 
 @contextlib.contextmanager
-def _keys(quitting: asyncio.Future[None]) -> Iterator[None]:
+def _read_keys(quitting: asyncio.Future[None]) -> Iterator[None]:
     """Read single keys, unechoed."""
     import termios
     import tty

@@ -45,7 +45,7 @@ _WORDS = {
 
 
 class EntrypointArgs:
-    """The settings by ai-dynamo's names. One that does nothing here is refused when it is set."""
+    """The settings by ai-dynamo's names. One that does nothing here is rejected when it is set."""
 
     def __init__(
         self, engine_type: EngineType, *, router_config: RouterConfig | None = None,
@@ -61,7 +61,7 @@ class EntrypointArgs:
         self.options = {name: value for name, value in options.items() if name in _WORDS and value is not None}
 
     def words(self) -> list[str]:
-        """The same as flags of dynamo-run."""
+        """The settings as flags of dynamo-run."""
         dropped = ("model_path", "kv_cache_block_size") if self.engine_type is EngineType.Dynamic else ()
         given = {_WORDS[name]: value for name, value in self.options.items() if name not in dropped}
         if not given.get("--migration-limit"):

@@ -33,7 +33,7 @@ class PythonAsyncEngine:
 
 
 class HttpAsyncEngine(PythonAsyncEngine):
-    """The same; an exception with an HTTP status chooses that status in either."""
+    """As `PythonAsyncEngine`; in both, an exception with an HTTP status chooses the status of the response."""
 
 
 class HttpService:
@@ -95,7 +95,7 @@ class HttpService:
                 for name in self._models:
                     await server.models.wait_for(name)
                 self.url = server.url
-                await until_stopped(runtime, self._stopping)
+                await wait_until_stopped(runtime, self._stopping)
             finally:
                 await server.stop()
                 inside.shutdown()
@@ -113,7 +113,7 @@ class HttpService:
         self._stopping.set()
 
 
-async def until_stopped(runtime: DistributedRuntime, stopping: asyncio.Event) -> None:
+async def wait_until_stopped(runtime: DistributedRuntime, stopping: asyncio.Event) -> None:
     """Wait until a service is to stop, or the program's runtime shuts down."""
     waiting = [asyncio.create_task(stopping.wait()), asyncio.create_task(runtime.wait_for_shutdown())]
     try:

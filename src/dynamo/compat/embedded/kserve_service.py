@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
-from dynamo.compat.embedded.http_service import PythonAsyncEngine, until_stopped
+from dynamo.compat.embedded.http_service import PythonAsyncEngine, wait_until_stopped
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType
@@ -116,7 +116,7 @@ class KserveGrpcService:
                     await models.wait_for(name)
                 await server.start()
                 self.address = server.address
-                await until_stopped(runtime, self._stopping)
+                await wait_until_stopped(runtime, self._stopping)
             finally:
                 await server.stop(_SHUTDOWN_SECONDS)
                 inside.shutdown()

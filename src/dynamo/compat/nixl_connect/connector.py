@@ -1,4 +1,4 @@
-"""The door to NIXL: one agent, whose memory other processes can read and write while an operation lasts."""
+"""Access to NIXL: one agent, whose memory other processes can read and write while an operation lasts."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from dynamo.compat.nixl_connect.memory import Descriptor, Device
 
 _MOST_BYTES = 1 << 24
-"""Of an agent's metadata, which is a few hundred."""
+"""The limit of an agent's metadata, which is a few hundred bytes."""
 
 
 class OperationKind(IntEnum):
@@ -49,7 +49,7 @@ class RdmaMetadata(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         return remote[0] if len(remote) == 1 else remote
 
     def agent_metadata(self) -> bytes:
-        """As NIXL takes it; raises ValueError for what is not such metadata."""
+        """The agent's metadata as NIXL takes it; raises ValueError for anything else."""
         try:
             packed = base64.b64decode(self.nixl_metadata.removeprefix("b64:"), validate=True)
             unpacking = zlib.decompressobj()

@@ -68,7 +68,7 @@ class LlamaDecoder:
         return int(self._library.llama_decode(self._context, self._batch))
 
     def logits(self, rows: int) -> Logits:
-        """Of the entries marked in `wanted`, in their order; valid until the next `decode`."""
+        """The logits of the entries marked in `wanted`, in their order; valid until the next `decode`."""
         address = self._library.llama_get_logits(self._context)
         flat = (ctypes.c_float * (rows * self.vocab_size)).from_address(address)
         return np.ctypeslib.as_array(flat).reshape(rows, self.vocab_size)

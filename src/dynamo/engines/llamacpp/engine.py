@@ -75,7 +75,7 @@ class LlamaCppEngine:
         if self._block_size < 1:
             raise EngineError(f"--kv-cache-block-size must be at least 1, not {self._block_size}")
         self._transfer = ""
-        """Of an engine that computes prompts for others, or continues from theirs."""
+        """How an engine that computes prompts for others, or continues from theirs, transfers state."""
         self._thread: EngineThread | None = None
         self._dead: EngineThread | None = None
         """One that died, until `close` has joined it."""

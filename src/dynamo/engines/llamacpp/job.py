@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dynamo.engines.grammar_guide import GrammarGuide
 from dynamo.engines.llamacpp.blocks import Held
 from dynamo.engines.llamacpp.sampling import Sampler
-from dynamo.engines.request_options import refuse_options
+from dynamo.engines.request_options import reject_options
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.kv.tiers import TierFetch
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, TopLogprob, Usage
@@ -49,7 +49,7 @@ class Job:
 
     def __init__(self, request: PreprocessedRequest, sink: Sink, *, context_length: int, vocab_size: int) -> None:
         """Raises InvalidArgument for unsupported options and for a prompt that does not fit into the context."""
-        refuse_options("llamacpp", request, *_LACKS)
+        reject_options("llamacpp", request, *_LACKS)
         self.sink = sink
         self.tokens = _prompt(request.token_ids, vocab_size)
         self.prompt_tokens = len(self.tokens)

@@ -122,7 +122,7 @@ class PrefixTiers:
 
     @contextlib.contextmanager
     def measured(self, counts: Sequence[int]) -> Iterator[None]:
-        """Around a step that computes so many tokens of each request."""
+        """Measure the step in the block, which computes `counts` tokens of the requests."""
         begun = time.perf_counter()
         yield
         prompts = sum(count for count in counts if count > 1)

@@ -141,7 +141,7 @@ def sample_plain(logits: Rows, samplers: Sequence[Sampler]) -> list[int]:
 
 
 def logprobs(logits: Row) -> Row:
-    """Of all tokens, before anything that sampling changes."""
+    """The logarithms of the probabilities of all tokens, before anything that sampling changes."""
     shifted = logits - logits.max()
     shifted -= np.log(np.exp(shifted).sum(dtype=np.float64))
     result: Row = shifted.astype(np.float32, copy=False)

@@ -22,7 +22,7 @@ class TierMetrics:
         return prometheus_metrics(self._families(self._store)) if self._store is not None else ()
 
     def _families(self, store: TierStore) -> Iterator[MetricFamily]:
-        tiers = {tier: _Tier(tier, store, self._block_size) for tier in store.costs}
+        tiers = {tier: _TierState(tier, store, self._block_size) for tier in store.costs}
         yield from families(_METRICS, [({"tier": tier.value}, one) for tier, one in tiers.items()], "dynamo_kv_tier_")
         yield _MATCHED.family([({}, store)])
         for tier, metrics in _KVBM.items():
@@ -30,7 +30,7 @@ class TierMetrics:
                 yield from families(metrics, [({}, tiers[tier])])
 
 
-class _Tier(Struct, frozen=True):
+class _TierState(Struct, frozen=True):
     tier: Tier
     store: TierStore
     block_size: int
@@ -52,7 +52,7 @@ class _Tier(Struct, frozen=True):
         return self.costs.restored_tokens // self.block_size
 
 
-_METRICS: tuple[Metric[_Tier], ...] = (
+_METRICS: tuple[Metric[_TierState], ...] = (
     Metric("counter", "restored_tokens_total", "tokens restored from the tier instead of computed",
         lambda one: one.costs.restored_tokens),
     Metric("counter", "restored_bytes_total", "bytes restored from the tier", lambda one: one.costs.restored_bytes),
@@ -74,7 +74,7 @@ _METRICS: tuple[Metric[_Tier], ...] = (
 )  # fmt: skip
 _MATCHED: Metric[TierStore] = Metric("counter", "kvbm_matched_tokens_total", "tokens restored from any tier",
     lambda store: sum(costs.restored_tokens for costs in store.costs.values()))  # fmt: skip
-_KVBM: dict[Tier, tuple[Metric[_Tier], ...]] = {
+_KVBM: dict[Tier, tuple[Metric[_TierState], ...]] = {
     Tier.Host: (
         Metric("counter", "kvbm_offload_blocks_d2h_total", "blocks stored", lambda one: one.stored_blocks),
         Metric("counter", "kvbm_onboard_blocks_h2d_total", "blocks restored", lambda one: one.restored_blocks),

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from dynamo.engines.base import EngineError
 from dynamo.engines.catalog import MISTRALRS
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
-from dynamo.engines.registry import EngineSpec, refuse_parallel
+from dynamo.engines.registry import EngineSpec, reject_parallel
 from dynamo.model import HubConfig, LoadedModel, LocalModel, ModelError, build_card, open_card
 from dynamo.model.gguf import is_quantised
 from dynamo.protocols.card import ModelType
@@ -51,7 +51,7 @@ class MistralRsArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> MistralRsArgs:
-        refuse_parallel(MISTRALRS, spec)
+        reject_parallel(MISTRALRS, spec)
         if spec.arguments:
             raise EngineError(
                 f"unknown argument '{spec.arguments[0]}': mistralrs has no flags of its own; give its arguments with "

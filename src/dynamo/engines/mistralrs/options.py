@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dynamo.engines.guided_schema import choice_regex, json_grammar, json_schema, tool_calls
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
-from dynamo.engines.request_options import refuse_options
+from dynamo.engines.request_options import reject_options
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
 from dynamo.protocols.errors import InvalidArgument
 
@@ -63,7 +63,7 @@ class Plan(Struct, frozen=True):
 def plan(request: PreprocessedRequest, vocabulary: Vocabulary, context_length: int) -> Plan:
     """Raises InvalidArgument for unsupported options and for a prompt that does not fit into the context."""
     sampling, stops = request.sampling_options, request.stop_conditions
-    refuse_options("mistralrs", request, *_LACKS)
+    reject_options("mistralrs", request, *_LACKS)
     if not request.token_ids:
         raise InvalidArgument("the prompt is empty")
     room = context_length - len(request.token_ids)

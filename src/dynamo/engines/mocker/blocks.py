@@ -33,7 +33,7 @@ class BlockPool:
         """Free blocks that may hold something, in the order in which they are taken."""
         self._holders: list[int] = []
         self._hash_of: list[int | None] = []
-        """Of the blocks used so far: a simulation has thousands of pools, and most are never full."""
+        """It grows with the blocks used: a simulation has thousands of pools, and most are never full."""
         self._found: dict[int, int] = {}
         """Where each cached hash is found: in the first of its copies."""
         self._copies: dict[int, list[int]] = {}

@@ -22,7 +22,7 @@ from dynamo.engines.base import (
     StepListener,
 )
 from dynamo.engines.registry import EngineSpec
-from dynamo.engines.request_options import refuse_options
+from dynamo.engines.request_options import reject_options
 from dynamo.kv.hashing import salt_seed
 from dynamo.model import HubConfig, LocalModel, build_card, open_card
 from dynamo.protocols.card import ModelCard, ModelInput, ModelType
@@ -212,14 +212,14 @@ class MockerEngine(MockHandoffs):
         return self.ranks.load()
 
     async def clear_cache(self) -> bool:
-        """Forget cached prefixes; refused while requests run."""
+        """Forget cached prefixes; rejected while requests run."""
         cleared = self.ranks.clear_cache()
         if cleared:
             self._report_events_now()
         return cleared
 
     def _queue(self, request_id: int, request: PreprocessedRequest) -> MockAnswer:
-        refuse_options("mocker", request, *_LACKS)
+        reject_options("mocker", request, *_LACKS)
         routing = request.routing
         try:
             prompt = array("I", request.token_ids)

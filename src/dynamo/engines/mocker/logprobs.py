@@ -23,7 +23,7 @@ RANKS = 20
 """As many alternatives as the API lets a client ask for."""
 _LIKELY = 0.9
 _UNLIKELY = (1 - _LIKELY) / (1 << 18)
-"""The most that any other token has. No model has so many tokens that they all add up to more than one."""
+"""The most that any other token has: all tokens of the largest vocabulary add up to less than one."""
 
 
 class TokenDistribution:

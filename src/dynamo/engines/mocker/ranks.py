@@ -58,7 +58,7 @@ class Ranks:
 
     @property
     def next_rank(self) -> int:
-        """Of a request that names none."""
+        """The rank for a request that names none."""
         return self._next
 
     @property
@@ -122,7 +122,7 @@ class Ranks:
         return self._pace(busy, now, math.inf, quiet)[0] if quiet > 1 else None
 
     def clear_cache(self) -> bool:
-        """Forget every cached prefix; refused while requests hold blocks anywhere."""
+        """Forget every cached prefix; rejected while requests hold blocks anywhere."""
         if any(scheduler.pool.used for scheduler in self.schedulers):
             return False
         return all([scheduler.clear_cache() for scheduler in self.schedulers])
@@ -169,7 +169,7 @@ class Ranks:
         return ends, most
 
     def _begins(self, busy: list[Scheduler], now: float, steps: int) -> Callable[[int], float]:
-        """When each of so many quiet iterations begins."""
+        """When each of `steps` quiet iterations begins."""
         if len(busy) == 1:
             count, context = busy[0].decoding()
             return lambda step: now + self._run_seconds(count, context, step)
@@ -195,7 +195,7 @@ class Ranks:
         return now + self._run_seconds(count, context, low), low
 
     def _run_seconds(self, count: int, context: int, steps: int) -> float:
-        """The time of so many quiet iterations.
+        """The seconds that `steps` quiet iterations take.
 
         Sequences that share blocks read more than the cache holds; past its capacity the curve has a bend.
         """

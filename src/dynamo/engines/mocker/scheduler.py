@@ -92,7 +92,7 @@ class Scheduler:
         return bool(self._sequences)
 
     def add(self, request_id: int, prompt: Collection[int], answer: MockAnswer, *, salt: int = BASE_SEED) -> None:
-        """Queue a request, or refuse one that could never be computed."""
+        """Queue a request, or reject one that could never be computed."""
         if request_id in self._sequences:
             raise InvalidArgument(f"request {request_id} is already here")
         if not prompt:
@@ -168,7 +168,7 @@ class Scheduler:
         return len(self.running), sum([sequence.known for sequence in self.running])
 
     def fold(self, steps: int, duration: float, begins: Callable[[int], float] | None) -> StepResult:
-        """So many quiet iterations at once, with the outcome of running them one by one.
+        """Run `steps` quiet iterations at once, with the outcome of running them one by one.
 
         Tiers need to know when each of them `begins`.
         """
@@ -205,7 +205,7 @@ class Scheduler:
         return self.tiers.take_changes() if self.tiers is not None else []
 
     def clear_cache(self) -> bool:
-        """Forget cached prefixes; refused while requests hold blocks."""
+        """Forget cached prefixes; rejected while requests hold blocks."""
         return self.pool.clear()
 
     def load(self) -> Load:

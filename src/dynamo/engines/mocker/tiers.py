@@ -55,12 +55,12 @@ class CopyLink:
         self.free_at = 0.0
 
     def copy(self, blocks: int, now: float) -> float:
-        """When so many more blocks will have been copied."""
+        """When `blocks` more will have been copied."""
         self.free_at = max(now, self.free_at) + blocks * self.block_seconds
         return self.free_at
 
     def behind(self, blocks: int, now: float) -> bool:
-        """Whether more than so many blocks are waiting."""
+        """Whether more than `blocks` are waiting."""
         return self.free_at - now > blocks * self.block_seconds + _ROUNDING
 
 
@@ -87,7 +87,7 @@ class MockTiers(TierChain):
         """From the disk; then they are copied like any other."""
         self._copying: deque[Restore] = deque()
         self._parents: dict[int, int | None] = {}
-        """Of each block in the cache."""
+        """The parent of each block in the cache."""
         self._displaced = 0
         """Blocks copied out of the cache in this step."""
         self._calibrate(timing)
@@ -109,7 +109,7 @@ class MockTiers(TierChain):
         return _ended(self._copying, now)
 
     def end_step(self, seconds: float, prefilled: int, decoded: int) -> float:
-        """How long the step takes that computes so many tokens in `seconds`."""
+        """How long a step takes whose tokens are computed in `seconds`."""
         if prefilled:
             self.prefill.add_step(prefilled, prefilled + decoded, seconds)
             wait = max(0.0, self._displaced * self._displacing_seconds - seconds)

@@ -248,7 +248,7 @@ def answer_for(
 ) -> MockAnswer:
     """The answer this request will get, or the `first` tokens of it.
 
-    Refuses stop conditions that contradict themselves.
+    Rejects stop conditions that contradict themselves.
     """
     stop = request.stop_conditions
     prompt = len(request.token_ids)

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.engines.request_options import choice_seed, end_ids, guide, refuse_search
+from dynamo.engines.request_options import choice_seed, end_ids, guide, reject_search
 from dynamo.engines.sglang.handoff import bootstrap_arguments
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
@@ -74,7 +74,7 @@ def generate_arguments(request: PreprocessedRequest, rid: str, limits: Limits = 
 
 def sampling_params(request: PreprocessedRequest, limits: Limits = _NO_LIMITS) -> dict[str, Any]:
     sampling, stops = request.sampling_options, request.stop_conditions
-    refuse_search("SGLang", request)
+    reject_search("SGLang", request)
     if limits.seeded and sampling.min_p:  # an assertion of its sampler would end the engine
         raise InvalidArgument("SGLang does not support min_p with --enable-deterministic-inference")
     params: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(sampling, name)) is not None}

@@ -77,7 +77,7 @@ class TrtllmEngine(StreamEngine):
         return handoff.continuing(request)
 
     def generate(self, request: PreprocessedRequest, sink: Sink) -> StreamRequest:
-        """Begin one request; what TensorRT-LLM refuses fails its sink at once."""
+        """Begin one request; what TensorRT-LLM rejects fails its sink at once."""
         running = TrtllmRequest(request, sink, self._requests.discard, self._died)
         if not self._runs:
             running.fail(EngineShutdown("TensorRT-LLM is not running"))

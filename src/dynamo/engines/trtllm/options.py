@@ -7,7 +7,7 @@ from typing import Any
 from tensorrt_llm import SamplingParams
 from tensorrt_llm.llmapi import GuidedDecodingParams
 
-from dynamo.engines.request_options import choice_seed, end_ids, guide, refuse_search
+from dynamo.engines.request_options import choice_seed, end_ids, guide, reject_search
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 
@@ -19,7 +19,7 @@ _NO_END = -1
 def sampling_params(request: PreprocessedRequest, *, context: int | None, guided: bool) -> Any:
     """Raises InvalidArgument. `context`: how long prompt and answer may be; `guided`: grammars can be followed."""
     sampling, stops, shown = request.sampling_options, request.stop_conditions, request.output_options
-    refuse_search(_NAME, request)
+    reject_search(_NAME, request)
     if sampling.logit_bias:
         raise InvalidArgument(f"{_NAME} does not support logit_bias here")
     if shown.prompt_logprobs is not None:
@@ -45,7 +45,7 @@ def sampling_params(request: PreprocessedRequest, *, context: int | None, guided
 
 
 def _randomness(request: PreprocessedRequest) -> dict[str, Any]:
-    """TensorRT-LLM is greedy unless told otherwise, and may refuse a temperature of 0."""
+    """TensorRT-LLM is greedy unless told otherwise, and may reject a temperature of 0."""
     sampling = request.sampling_options
     if sampling.temperature is not None and sampling.temperature <= 0:
         return {"top_k": 1}

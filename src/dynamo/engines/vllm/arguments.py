@@ -35,7 +35,7 @@ class EngineArguments(AsyncEngineArgs):  # type: ignore[misc]
         """For a server: for any other use but `LLM` vLLM has much smaller batches by default."""
         config = super().create_engine_config(UsageContext.OPENAI_API_SERVER, **options)
         if self.compact_json:
-            # Set here, because vLLM's check refuses it with the backend "auto"; all that "auto" prefers can do it.
+            # Set here, because vLLM's check rejects it with the backend "auto"; all that "auto" prefers can do it.
             config.structured_outputs_config.disable_any_whitespace = True
         return config
 
@@ -147,7 +147,7 @@ def _defaults(spec: EngineSpec, *, cpu: bool, sockets: Path) -> dict[str, Any]:
         "kv_events_config": KVEventsConfig(
             enable_kv_cache_events=True,
             publisher="zmq",
-            # vLLM adds a rank's number to a name that contains "inproc", and refuses other names for several ranks.
+            # vLLM adds a rank's number to a name that contains "inproc", and rejects other names for several ranks.
             endpoint=f"ipc://{sockets}/inproc-events",
             replay_endpoint=f"ipc://{sockets}/inproc-replay",
         ),

@@ -125,7 +125,7 @@ class VllmEngine:
         return llm
 
     def generate(self, request: PreprocessedRequest, sink: Sink) -> VllmRequest:
-        """Begin one request; what vLLM refuses fails its sink at once."""
+        """Begin one request; what vLLM rejects fails its sink at once."""
         running = VllmRequest(request, sink, self._forget)
         if self._llm is None or self._closed or self._dead:
             running.fail(EngineShutdown("vLLM is not running"))
@@ -160,7 +160,7 @@ class VllmEngine:
         return handoff.continuing(request)
 
     def _pooling(self, request: PreprocessedRequest) -> PoolingParams:
-        # vLLM refuses any number, also the model's own, for a model that was not trained to be shortened.
+        # vLLM rejects any number, also the model's own, for a model that was not trained to be shortened.
         own = request.dimensions == self._llm_config.model_config.get_hidden_size()
         return PoolingParams(task="embed", dimensions=None if own else request.dimensions)
 

@@ -17,7 +17,7 @@ _COMPILE = "_create_grammar"
 
 
 def resumed(count: int) -> dict[str, int]:
-    """For the extra arguments of a request: so many of its last prompt tokens are part of the answer."""
+    """The extra arguments of a request whose last `count` prompt tokens are part of the answer."""
     return {_RESUMED: count} if count else {}
 
 

@@ -11,7 +11,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from xgrammar import structural_tag
 
-from dynamo.engines.request_options import choice_seed, end_ids, guide, refuse_search
+from dynamo.engines.request_options import choice_seed, end_ids, guide, reject_search
 from dynamo.engines.vllm.grammars import resumed
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
@@ -32,7 +32,7 @@ SALT_PREFIX = "dynamo-cache-salt:"
 def sampling_params(request: PreprocessedRequest, *, thinks: bool = False) -> SamplingParams:
     """Raises InvalidArgument, or an error of vLLM's. `thinks`: the engine can limit a model's reasoning."""
     sampling, stops, shown = request.sampling_options, request.stop_conditions, request.output_options
-    refuse_search("vLLM", request)
+    reject_search("vLLM", request)
     guided = structured_outputs(sampling.guided_decoding)
     extra: dict[str, Any] = resumed(request.resumed_tokens) if guided else {}
     if request.kv_transfer_params:

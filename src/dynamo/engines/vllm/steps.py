@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _ADDRESS = "_DYNAMO_VLLM_STEPS"
 _QUEUES = ("waiting", "kv_holding_waiting", "skipped_waiting")
-"""Of a scheduler; not all versions of vLLM have all of them."""
+"""The queues of a scheduler; not all versions of vLLM have all of them."""
 _HIGH_WATER = 8192
 """Steps that may wait for the worker to read them; more are lost."""
 

@@ -86,7 +86,7 @@ class KeyMeter:
         self.running = 0
 
     def check(self, tokens: int = 1) -> None:
-        """Raises RateLimitExceeded if a request of so many tokens is over a limit now."""
+        """Raise RateLimitExceeded if a request of `tokens` tokens is over a limit now."""
         limits = self._limits
         if limits.concurrent and self.running >= limits.concurrent:
             raise RateLimitExceeded(f"{self.running} requests of this key run already, which is its limit.", 1.0)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 MOST_PLANNERS = 8
 MISSED = 4
-"""A planner that has missed so many decisions, and `LEAST_SECONDS`, has ended; what it said stays."""
+"""A planner has ended once it has missed this number of decisions and `LEAST_SECONDS`; what it said stays."""
 LEAST_SECONDS = 15.0
 
 

@@ -14,17 +14,17 @@ from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
 
 MOST_PREFIXES = 40
-"""Of a model, role and tier."""
+"""Prefixes shown of each model, role and tier."""
 MOST_WORKERS = 8
 """Named beside a prefix; all are counted."""
 SLICE_SECONDS = 0.001
-"""After so long the scan lets requests go on,"""
+"""The scan pauses after this time, so that requests go on."""
 PAUSE_SECONDS = 0.01
-"""and for so long."""
+"""How long the scan pauses."""
 INTERVAL_SECONDS = 3.0
 LONGEST_INTERVAL_SECONDS = 60.0
 SHARE = 0.005
-"""Of a core: after a long scan the next one comes later."""
+"""The share of a core that scans may take: after a long scan the next one comes later."""
 
 
 class PrefixTable:

@@ -17,7 +17,7 @@ from dynamo.serving.served_model import ServedModel
 LONGEST_NAME = 200
 """Characters of a name or an error that are shown."""
 MOST_HANDOFFS = 16
-"""Of each model."""
+"""Hand-offs shown of each model."""
 
 
 class WorkerRows:

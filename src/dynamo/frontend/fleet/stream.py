@@ -16,11 +16,11 @@ from dynamo.runtime.metrics import Metric
 
 INTERVAL_SECONDS = 0.5
 SHARE = 0.008
-"""Of a core, at most: where a change takes long to compute, changes come less often; 1 % with all that is not timed,"""
+"""The most of a core (1 % with what is not timed): changes that take long to compute come less often."""
 LONGEST_INTERVAL_SECONDS = 5.0
-"""but not less often than this."""
+"""The longest interval between changes, however long they take to compute."""
 QUIET_TICKS = 20
-"""After so many intervals without a change a comment is sent: viewers and proxies see that the stream lives."""
+"""Intervals without a change until a comment is sent, so that viewers and proxies see that the stream lives."""
 MAX_UNSENT = 1 << 18
 """Bytes. A viewer that is so far behind gets no more changes, and a new snapshot once it has read all."""
 

@@ -73,7 +73,7 @@ class TracedEnd(Struct, kw_only=True, omit_defaults=True):
     worker: TracedWorker | None = None
     replay: TracedPrompt | None = None
     finish_reason_metadata: dict[str, Any] | None = None
-    """Of a request that failed: its status and the kind of error."""
+    """The status and the kind of error of a request that failed."""
 
 
 class TraceLine(Struct, kw_only=True):
@@ -123,7 +123,7 @@ class RequestTrace:
         self._writers = writers
         self._waiting: queue.Queue[bytes | PayloadRow | None] = queue.Queue(capacity)
         self._added_bytes = self._written_bytes = 0
-        """Of what was said, by the loop and by the thread; the difference waits."""
+        """Counted by the loop and by the thread; the difference waits."""
         self._thread = threading.Thread(target=self._write, name="request trace", daemon=True)
         self._thread.start()
 

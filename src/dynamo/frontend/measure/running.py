@@ -16,7 +16,7 @@ REFUSED = frozenset((401, 429, 503, 529))
 SECONDS = 1.0
 
 
-class RefusalLog:
+class RejectionLog:
     """During a flood one line a second is logged, as a line takes as long as the refusal itself."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
@@ -50,7 +50,7 @@ class RunningRequests:
         self.metrics = metrics
         self.payloads = payloads
         self._on_end = on_end
-        self._refusals = RefusalLog()
+        self._refusals = RejectionLog()
         self._records: dict[RequestRecord, None] = {}
         """The oldest first."""
 

@@ -10,7 +10,7 @@ from collections import Counter
 
 from msgspec import Struct
 
-from dynamo.pipeline.prompt_times import PromptTimes
+from dynamo.pipeline.preprocess import PromptTimes
 from dynamo.runtime.metrics import Histogram, Labels, Metric, MetricFamily, families
 
 STAGE_BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0)

@@ -27,7 +27,7 @@ LastRequests = dict[tuple[int, int | None], LastRequest]
 """By worker and data-parallel rank."""
 
 
-class _Loads(Struct, frozen=True):
+class _WorkerLoads(Struct, frozen=True):
     """The load of the workers, by their labels."""
 
     blocks: Counter[tuple[str, ...]]
@@ -38,7 +38,7 @@ def worker_gauges(prefix: str, models: Iterable[ServedModel], last_requests: Las
     """Workers that left get no series and are removed from `last_requests`."""
     models = list(models)
     # The adapters of a worker are models of their own, with its id.
-    loads = _Loads(Counter(), Counter())
+    loads = _WorkerLoads(Counter(), Counter())
     for model in models:
         for load in model.router.loads():
             worker = tuple(_labels(model.card, *load.worker).values())
@@ -72,7 +72,7 @@ def _labels(card: ModelCard, worker_id: int, dp_rank: int | None) -> dict[str, s
 
 _WORKERS: Metric[ServedModel] = Metric("gauge", "model_workers", "Workers that take requests", _counts,
     ("worker_type",))  # fmt: skip
-_LOADS: tuple[Metric[_Loads], ...] = (
+_LOADS: tuple[Metric[_WorkerLoads], ...] = (
     Metric("gauge", "active_decode_blocks", "KV blocks in use", lambda loads: loads.blocks, _LABELS),
     Metric(
         "gauge", "active_prefill_tokens", "Prompt tokens without a first output", lambda loads: loads.tokens, _LABELS

@@ -29,7 +29,7 @@ class PromptMix:
 
 
 class HandoffCosts:
-    """Of one model, over all its workers."""
+    """What hand-offs of one model cost, over all its workers."""
 
     def __init__(self) -> None:
         self.mix = PromptMix()
@@ -54,7 +54,7 @@ class HandoffCosts:
         return 0.0 if prefill is None or transfer is None else prefill - transfer
 
     def handed_over(self, prompt_tokens: int, seconds: float, others: int, now: float) -> None:
-        """Learn from a hand-off. The decode worker may have computed so many `others`' prompt tokens before it."""
+        """Learn from a hand-off. The decode worker may have computed `others` prompt tokens before it."""
         wait = self.prefill.seconds(others) if others else 0.0
         if wait is None:
             wait = seconds

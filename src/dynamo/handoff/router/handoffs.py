@@ -60,7 +60,7 @@ class HandoffStats:
 
 
 class Handoffs:
-    """Of one model, for as long as it is served."""
+    """The hand-offs of one model, for as long as it is served."""
 
     def __init__(self, pool: PrefillPool, config: HandoffConfig, clock: Callable[[], float] = monotonic) -> None:
         self.pool = pool
@@ -73,12 +73,12 @@ class Handoffs:
         self.clock = clock
 
     def begin(self) -> Handoff | None:
-        """For one request; None where every worker computes the prompts of its own requests."""
+        """Begin the hand-off of one request; None where every worker computes the prompts of its own requests."""
         return Handoff(self) if self.pool.serves else None
 
 
 class StateTransfer(Struct, kw_only=True):
-    """From the prefill worker's answer to the decode worker's first token."""
+    """The transfer of one state: from the prefill worker's answer to the decode worker's first token."""
 
     began: float
     prompt_tokens: int
@@ -108,12 +108,12 @@ class Handoff:
         self._local: tuple[int, int] | None = None
         """The decode worker and the tokens that it computes itself."""
         self._shown: HandoffView | None = None
-        """Of the present attempt."""
+        """What the fleet view shows of the present attempt."""
 
-    async def prepared(
+    async def prepare(
         self, request: PreprocessedRequest, placement: Placement, context: Context
     ) -> PreprocessedRequest:
-        """The request to send to the placement's worker, once its prompt is computed if it is to be elsewhere."""
+        """Return the request for the placement's worker, once another one has computed its prompt where that is due."""
         pool, costs, decode_id = self._of.pool, self._of.costs, placement.instance_id
         self.cached_before = None
         case = self._case(request, placement)
@@ -154,7 +154,7 @@ class Handoff:
         self.release()
 
     def release(self) -> None:
-        """The attempt is over: give back what was not taken. Further calls do nothing."""
+        """End the attempt and give back what was not taken. Further calls do nothing."""
         self._transfer = None
         shown, self._shown = self._shown, None
         if shown is not None and shown.stage in (HandoffStage.PREFILL, HandoffStage.TRANSFER):
@@ -282,7 +282,7 @@ class Prefill(FirstAnswer):
         self._forget = context.on_stop(lambda _: self.close())
 
     def delivery(self, request: PreprocessedRequest, decode_id: int) -> Delivery:
-        """It does not wait for a prefill worker: the decode worker computes the prompt sooner."""
+        """A delivery that does not wait for a prefill worker: the decode worker computes the prompt sooner."""
         pinned = request.routing.prefill_worker_id if request.routing else None
         options = DeliveryOptions(
             limit=ATTEMPTS - 1, pinned=pinned, backoff=partial(RequestBackoff, 0.0), beside=lambda: self
@@ -290,7 +290,7 @@ class Prefill(FirstAnswer):
         pool, asked = self._of.pool, prefill_request(request)
         return Delivery(partial(pool.place, decode_id), pool.instances, asked, self._context, self, options)
 
-    async def prepared(
+    async def prepare(
         self, request: PreprocessedRequest, placement: Placement, context: Context
     ) -> PreprocessedRequest:
         pool, worker = self._of.pool, placement.instance_id
@@ -332,7 +332,7 @@ class Prefill(FirstAnswer):
         self.fail(Unavailable("the request was given up"))
 
     def computed(self) -> None:
-        """The prompt is off the worker's books, though the stream goes on."""
+        """The prompt no longer counts as load of the worker, though the stream goes on."""
         self.placement.first_token()
         self.placement.release()
         self.release()
@@ -368,7 +368,7 @@ class Prefill(FirstAnswer):
 
 
 def prefill_request(request: PreprocessedRequest) -> PreprocessedRequest:
-    """The same prompt, of which only the computed state is wanted: one token, of any kind."""
+    """A request for the computed state of the prompt alone: it asks for one token, of any kind."""
     return structs.replace(
         request,
         routing=request.routing and structs.replace(request.routing, backend_instance_id=None),

@@ -26,7 +26,7 @@ class PrefillPool:
         self._prefills: dict[int, Peer] = {}
         self._decodes: dict[int, Peer] = {}
         self._partners: dict[int, frozenset[int]] = {}
-        """Of each decode worker, until a worker joins or leaves."""
+        """The prefill workers that each decode worker can take from; cleared when a worker joins or leaves."""
         self._waiting: Counter[int] = Counter()
         """Prompt tokens that this process has sent to each worker, of either role, and that are not computed yet."""
         self._sent: Counter[int] = Counter()
@@ -119,7 +119,7 @@ class PrefillPool:
         return self._sent[instance_id]
 
     def batch_tokens(self, instance_id: int) -> int:
-        """What a prefill worker computes in one pass, at most."""
+        """The most prompt tokens that a prefill worker computes in one pass."""
         return self.runtime_of(instance_id).max_num_batched_tokens or 8192
 
     def add_waiting(self, instance_id: int, tokens: int) -> None:

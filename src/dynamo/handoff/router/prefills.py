@@ -54,20 +54,20 @@ class Prefills:
             if card.worker_type is not WorkerType.Decode:
                 return
             pool.put_decode(peer)
-            self._name_misfits([peer], pool.prefills())
+            self._log_mismatches([peer], pool.prefills())
             return
         if not card.prefills:
             return
         if pool.card_of(peer.instance_id) is None:
             log.info("prefill worker %x of '%s' joined", peer.instance_id, peer.card.name)
         pool.put_prefill(peer, member.instance)
-        self._name_misfits(pool.decodes(), [peer])
+        self._log_mismatches(pool.decodes(), [peer])
         if pool.router is None:
             pool.router = make_router(self._config, card, pool.instances, self._runtime, pool.runtime_of)
             pool.router.start()
 
-    def _name_misfits(self, decodes: list[Peer], prefills: list[Peer]) -> None:
-        """One line for each prefill worker that a decode worker cannot continue from, whichever joined first."""
+    def _log_mismatches(self, decodes: list[Peer], prefills: list[Peer]) -> None:
+        """Log one line for each prefill worker that a decode worker cannot continue from, whichever joined first."""
         for peer in prefills:
             if peer.instance_id in self._misfits:
                 continue

@@ -34,9 +34,9 @@ class HandoffView(Struct, kw_only=True):
     stage: HandoffStage
     prefill_id: int | None = None
     prefill_seconds: float | None = None
-    """From the request to the prefill worker's answer."""
+    """The time from the request to the prefill worker's answer."""
     handoff_seconds: float | None = None
-    """From that answer to the decode worker's first token."""
+    """The time from that answer to the decode worker's first token."""
 
 
 class RecentHandoffs(deque[HandoffView]):

@@ -16,7 +16,7 @@ class HandoffCase(Struct, frozen=True, kw_only=True):
 
     prompt_tokens: int
     cached_tokens: int = 0
-    """At the decode worker."""
+    """The tokens that the decode worker has cached."""
     prefill_waiting: int = 0
     """Prompt tokens that wait or are computed at the least loaded prefill worker."""
     decode_waiting: int = 0
@@ -41,9 +41,9 @@ class HandoffVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
     uncached_tokens: int = 0
     prefill_seconds: float | None = None
-    """Expected, to compute the uncached tokens."""
+    """The expected time to compute the uncached tokens."""
     handoff_seconds: float | None = None
-    """Expected, for the transfer and the extra hop."""
+    """The expected time of the transfer and the extra hop."""
 
     def notes(self) -> dict[str, Any]:
         notes: dict[str, Any] = msgspec.to_builtins(self)

@@ -1,1 +1,1 @@
-"""The workers' side of a hand-off: compute and offer, take and go on."""
+"""The workers' side of a hand-off: compute a prompt and offer it, or fetch one and continue from it."""

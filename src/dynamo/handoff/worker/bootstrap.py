@@ -1,4 +1,4 @@
-"""Where the two workers of a request meet that both get at once: the decode worker asks for the offer of its room.
+"""How the two workers of a request meet when both get it at once: the decode worker asks for the offer of its room.
 
 It connects to the address on the prefill worker's card and sends the room, 8 bytes; it gets the offer as JSON when the
 prompt is computed, or a closed connection if it never will be.
@@ -30,7 +30,7 @@ class MeetingPlace:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> None:
-        self._server = await asyncio.start_server(self._visited, host, port)
+        self._server = await asyncio.start_server(self._serve_visitor, host, port)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -44,7 +44,7 @@ class MeetingPlace:
             waiting.set_result(msgspec.json.encode(offer))
 
     def leave(self, room: int) -> None:
-        """There is no offer (any more). A decode worker that arrives later learns so at once, for a while."""
+        """Close a room without an offer. A decode worker that arrives later learns so at once, for a while."""
         waiting = self._room(room)
         if not waiting.done():
             waiting.cancel()
@@ -56,7 +56,7 @@ class MeetingPlace:
             found = self._rooms[room] = asyncio.get_running_loop().create_future()
         return found
 
-    async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_visitor(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         room = -1
         try:
             async with asyncio.timeout(self._seconds):

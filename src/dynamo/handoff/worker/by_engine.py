@@ -61,7 +61,7 @@ class EnginePrefillWorker:
 
 
 class LeaseSink:
-    """Between the engine and the reader: the stream of an offer ends by `release`, or when nobody did that in time."""
+    """Passes outputs to the reader; the stream of an offer ends at `release`, or with the lease."""
 
     __slots__ = ("_lease", "_offered", "_outlet", "_timer", "_worker")
 
@@ -100,7 +100,7 @@ class LeaseSink:
 
 
 def engine_decode_worker(engine: EngineHandoffEngine, *, lease: float = LEASE_SECONDS) -> Handler:
-    """Of a decode worker: what it cannot continue from, it computes."""
+    """The handler of a decode worker: it computes the prompts that it cannot continue from."""
 
     def handle(request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
         if request.prefill_result is not None or request.bootstrap_info is not None:
@@ -121,7 +121,7 @@ def engine_decode_worker(engine: EngineHandoffEngine, *, lease: float = LEASE_SE
 
 
 class Fetch:
-    """Between a decode engine that fetches a prompt and the reader.
+    """Passes the outputs of a decode engine that fetches a prompt to the reader.
 
     A transfer from a process that hangs never ends, and engines wait for it. A prompt without a token when the offer's
     lease has ended may be gone in any case: the engine computes it.
@@ -148,31 +148,31 @@ class Fetch:
         context.on_stop(lambda _: self._abort())
 
     def _abort(self) -> None:
-        self._came()
+        self._receive_first()
         self._running.abort()
 
-    def _came(self) -> None:
+    def _receive_first(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def tokens(self, ids: list[int]) -> None:
         if self._timer is not None:
-            self._came()
+            self._receive_first()
         if not self._given_up:
             self._outlet.tokens(ids)
 
     def item(self, value: Any) -> None:
-        self._came()
+        self._receive_first()
         if not self._given_up:
             self._outlet.item(value)
 
     def end(self) -> None:
-        self._came()
+        self._receive_first()
         if not self._given_up:
             self._outlet.end()
 
     def fail(self, error: DynamoException) -> None:
-        self._came()
+        self._receive_first()
         if not self._given_up:
             self._outlet.fail(error)

@@ -100,7 +100,7 @@ async def fetch_state(runtime: DistributedRuntime, offer: HandoffOffer) -> bytes
     context = Context()
     sink = StateSink()
     try:
-        channel = await _connected(runtime, offer.sender)
+        channel = await _connect(runtime, offer.sender)
         channel.send(TakeRequest(id=offer.id), context, sink, item_type=StateChunk)
         while not sink.whole.done():
             received = len(sink.data)
@@ -113,7 +113,7 @@ async def fetch_state(runtime: DistributedRuntime, offer: HandoffOffer) -> bytes
         context.kill()
 
 
-async def _connected(runtime: DistributedRuntime, sender: Instance) -> Channel:
+async def _connect(runtime: DistributedRuntime, sender: Instance) -> Channel:
     async with asyncio.timeout(SILENT_SECONDS):
         channel = runtime.plane.channel(sender)
         if not channel.ready:

@@ -19,7 +19,7 @@ OPEN_RECORDS: Metric[Any] = Metric("gauge", "open_records", "Hand-offs offered o
 
 
 class HandoffMetrics:
-    """Of a prefill worker."""
+    """The hand-off metrics of a prefill worker."""
 
     def __init__(self, ledger: HandoffLedger, engine: WorkerHandoff) -> None:
         self.leaked_blocks = 0
@@ -48,7 +48,7 @@ class HandoffMetrics:
 
 
 class TakeMetrics:
-    """Of a decode worker."""
+    """The hand-off metrics of a decode worker."""
 
     def __init__(self) -> None:
         self.taken = 0

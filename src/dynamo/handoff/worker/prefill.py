@@ -96,14 +96,14 @@ class PrefillWorker:
         context.on_stop(lambda _: self.leave_room(request))
 
     def own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run it, at most until this worker is closed."""
+        """Run `work` as a task, at most until this worker is closed."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def leave_room(self, request: PreprocessedRequest) -> None:
-        """A decode worker that waits for this prompt waits in vain."""
+        """Tell a decode worker that waits for this prompt that there is no offer."""
         if request.bootstrap_info is not None:
             self._rooms.leave(request.bootstrap_info.bootstrap_room)
 
@@ -125,11 +125,11 @@ class PrefillWorker:
                 outlet.end()
                 return
             offer = self._open(held, context)
-            described = self._described(offer)
+            described = self._describe(offer)
             if request.bootstrap_info is not None:
                 self._rooms.put(request.bootstrap_info.bootstrap_room, described)
             outlet.item(structs.replace(output, disaggregated_params={OFFER: msgspec.to_builtins(described)}))
-            await offer.settled()
+            await offer.wait_until_settled()
             outlet.end()
         except asyncio.CancelledError:
             outlet.fail(Cancelled("the prefill worker is leaving"))
@@ -148,19 +148,19 @@ class PrefillWorker:
         offer = self._offers[record.id] = OpenOffer(record, held, context)
         return offer
 
-    def _described(self, offer: OpenOffer) -> HandoffOffer:
+    def _describe(self, offer: OpenOffer) -> HandoffOffer:
         assert self._sender
         return HandoffOffer(id=offer.record.id, sender=self._sender, tokens=offer.held.tokens)
 
     async def _settle(self, offer: OpenOffer) -> None:
-        """The record ends: taken and sent, or else withdrawn. What it stands for is released exactly once."""
+        """End the record, as sent or as withdrawn, and release its blocks exactly once."""
         self._offers.pop(offer.record.id, None)
         await self._engine.release_prefix(offer.held)
-        self._closed(offer)
+        self._end_record(offer)
 
-    def _closed(self, offer: OpenOffer) -> None:
+    def _end_record(self, offer: OpenOffer) -> None:
         id = offer.record.id
-        if self.ledger.sent(id) is None:
+        if self.ledger.end_transfer(id) is None:
             self.ledger.withdraw(id, expired=offer.expired)
         if not self._holding:
             self.metrics.compare()
@@ -195,16 +195,16 @@ class PrefillWorker:
 
 
 class OpenOffer:
-    """A record with what it stands for; `settled` returns when it was sent, given back or not taken in time."""
+    """A record with its prefix; `wait_until_settled` returns when it was sent, given back or not taken in time."""
 
     def __init__(self, record: HandoffRecord, held: HeldPrefix, context: Context) -> None:
         self.record = record
         self.held = held
         self.expired = False
         self._finished = asyncio.Event()
-        self._forget = context.on_stop(lambda _: self._given_back())
+        self._forget = context.on_stop(lambda _: self._give_back())
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         try:
             async with asyncio.timeout_at(self.record.deadline):
                 await self._finished.wait()
@@ -219,14 +219,14 @@ class OpenOffer:
     def finish(self) -> None:
         self._finished.set()
 
-    def _given_back(self) -> None:
+    def _give_back(self) -> None:
         # What is being sent is not withdrawn: its receiver may still want it, and ends the transfer otherwise.
         if self.record.state is HandoffState.OFFERED:
             self._finished.set()
 
 
 class PrefillSink:
-    """Between the engine and the reader: the last output of a prompt that was computed waits for its offer."""
+    """Passes outputs to the reader; the last output of a computed prompt waits for its offer."""
 
     __slots__ = ("_context", "_offered", "_outlet", "_request", "_worker")
 

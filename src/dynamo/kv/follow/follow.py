@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 from dynamo.kv.follow.rank_sync import Action, FollowConfig, RankSync, SyncCommand, SyncState
 from dynamo.kv.follow.snapshots import Snapshots
-from dynamo.kv.follow.stats import FollowStats
-from dynamo.kv.follow.subscriptions import Subscriptions, count_malformed
+from dynamo.kv.follow.subscriptions import FollowStats, Subscriptions, count_malformed
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import KV_EVENTS, ComponentName, RouterEventBatch, WorkerRank
 from dynamo.protocols.errors import DynamoException, InvalidArgument
@@ -184,9 +183,9 @@ class Follower:
                 self._index.clear(rank.worker)
             else:
                 try:
-                    self._stats.applied(action.data, self._index.apply(action))
+                    self._stats.count_applied(action.data, self._index.apply(action))
                 except InvalidArgument as error:
-                    self._stats.refused(action.data)
+                    self._stats.count_rejected(action.data)
                     count_malformed(self._stats, _WHAT, error)
                     self._perform(rank, rank.sync.rejected())
                     return

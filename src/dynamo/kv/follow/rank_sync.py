@@ -24,13 +24,13 @@ class FollowConfig(Struct, frozen=True, kw_only=True):
     """Times are in seconds."""
 
     timeout: float = 30.0
-    """For one snapshot."""
+    """The time that one snapshot may take."""
     concurrent: int = 16
     """Snapshots requested at the same time."""
     buffered: int = 1024
     """Events of a rank that may wait for its snapshot; if there are more, another snapshot is needed."""
     retry: float = 1.0
-    """Before a failed snapshot is requested again; doubles up to `longest`."""
+    """The pause before a failed snapshot is requested again; it doubles up to `longest`."""
     patience: float = 0.25
     """How long a computed prompt may be missing from its worker's cache.
 
@@ -41,7 +41,7 @@ class FollowConfig(Struct, frozen=True, kw_only=True):
     """A rank silent for this long is asked for a snapshot; doubles up to 20 times while there is nothing new."""
     longest: float = 30.0
     wrong_hashes: int = 3
-    """If so many computed prompts in a row are missing although the rank holds blocks, its hashes are not ours."""
+    """A rank with blocks that misses this number of computed prompts in a row hashes otherwise than we do."""
 
 
 class SyncState(enum.Enum):
@@ -67,7 +67,7 @@ Action = RouterEvent | SyncCommand
 class Order(enum.Enum):
     Next = "next"
     Stale = "stale"
-    """Seen before."""
+    """The event was seen before."""
     Gap = "gap"
     """An event before it is missing."""
 
@@ -227,7 +227,7 @@ class RankSync:
         return actions
 
     def _drain(self) -> tuple[list[Action], bool]:
-        """The waiting events up to the first gap, and whether there was no gap.
+        """Take the waiting events up to the first gap; returns them, and whether there was no gap.
 
         The event after a gap is dropped: the next snapshot includes it, unless it is from before a restart.
         """

@@ -29,7 +29,7 @@ class Segment:
         self.users: dict[int, int] = {}
         """Requests of each worker, by slot."""
         self.mask = 0
-        """The same slots as bits."""
+        """The slots of `slots` as bits."""
 
     def match_end(self, hashes: Sequence[int]) -> int:
         """The end of the blocks in common with a prompt that has our first block."""
@@ -42,7 +42,7 @@ class ActiveBlocks:
         self._root = Segment((), 0, 0, None)
 
     def segments(self) -> Iterator[Segment]:
-        """All of them, parents first. What changes meanwhile may be missed."""
+        """All segments, parents first. What changes meanwhile may be missed."""
         waiting = list(self._root.children.values())
         while waiting:
             segment = waiting.pop()

@@ -33,7 +33,7 @@ class ApproximateIndex:
         return scan_segments(self._blocks, self._slots.workers, most)
 
     def record(self, worker: WorkerRank, hashes: Sequence[int], now: float) -> None:
-        """A prompt with these sequence hashes goes to this worker."""
+        """Record that a prompt with these sequence hashes goes to this worker."""
         self.expire(now)
         slot = self._slots.take(worker)
         end, fresh = self._blocks.add(slot, hashes)

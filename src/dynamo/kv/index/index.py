@@ -59,7 +59,7 @@ class Index:
         return found
 
     def apply(self, event: RouterEvent) -> int:
-        """How many blocks the rank gained or lost. A malformed event changes nothing and raises InvalidArgument."""
+        """Apply an event; returns how many blocks the rank gained or lost. A malformed one raises InvalidArgument."""
         data = event.data
         # A plain tuple equals the WorkerRank it stands for, and costs less to make for every event.
         slot = self._slots.of.get((event.worker_id, event.dp_rank))

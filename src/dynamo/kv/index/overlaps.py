@@ -44,7 +44,7 @@ class Overlaps:
         return Overlap(self.device[slot], *[column[slot] for column in self.lower])
 
     def by_worker(self) -> dict[WorkerRank, Overlap]:
-        """Without the ranks that hold nothing."""
+        """The overlap of each rank, without the ranks that hold nothing."""
         none = Overlap()
         every = ((worker, self.at(slot)) for slot, worker in enumerate(self.workers) if worker is not None)
         return {worker: overlap for worker, overlap in every if overlap != none}

@@ -32,7 +32,7 @@ class CachedPrefix(Struct, frozen=True, kw_only=True):
     block: int
     """The sequence hash of its last block, which covers the whole prompt up to there."""
     parent: int | None
-    """The same of the nearest prefix before it that was found too; None: it is the first of its prompts."""
+    """The hash of the nearest prefix before it that was found too; None: it is the first of its prompts."""
     begin: int
     """Blocks before it, as far as some rank holds them."""
     blocks: int
@@ -81,7 +81,7 @@ def scan_runs(runs: Runs, tier: Tier, workers: Sequence[WorkerRank | None], most
         yield
         bounds = sorted({0, len(run.blocks), *(cut for cut in cuts.get(run, ()) if cut < len(run.blocks))})
         for first, end in pairwise(bounds):
-            by_slot = _held(run, first, end)
+            by_slot = _held_counts(run, first, end)
             found.append(
                 CachedPrefix(
                     tier=tier,
@@ -90,14 +90,14 @@ def scan_runs(runs: Runs, tier: Tier, workers: Sequence[WorkerRank | None], most
                     begin=begin + first,
                     blocks=end - first,
                     held=sum(by_slot.values()),
-                    workers=_named(by_slot, workers),
+                    workers=_ranks_at(by_slot, workers),
                 )
             )
     return sorted(found, key=lambda one: -one.held)
 
 
 def scan_segments(blocks: ActiveBlocks, workers: Sequence[WorkerRank | None], most: int) -> PrefixScan:
-    """The same for an index of our own decisions."""
+    """Find the prefixes in an index of our own decisions."""
     heap: list[tuple[int, int, Segment]] = []
     for number, segment in enumerate(blocks.segments()):
         if number % STEP == 0:
@@ -122,14 +122,14 @@ def scan_segments(blocks: ActiveBlocks, workers: Sequence[WorkerRank | None], mo
                 begin=segment.begin,
                 blocks=segment.end - segment.begin,
                 held=held,
-                workers=_named(slots_in(segment.mask), workers),
+                workers=_ranks_at(slots_in(segment.mask), workers),
             )
         )
     return sorted(found, key=lambda one: -one.held)
 
 
 def _segments_above(segment: Segment) -> Iterator[Segment]:
-    """Without the root, which has no blocks."""
+    """The segments above one, without the root, which has no blocks."""
     while segment.parent is not None and segment.parent.end:
         segment = segment.parent
         yield segment
@@ -151,7 +151,7 @@ def _ancestors(runs: Runs, run: Run) -> Iterator[tuple[Run, int]]:
         run = above
 
 
-def _held(run: Run, first: int, end: int) -> dict[int, int]:
+def _held_counts(run: Run, first: int, end: int) -> dict[int, int]:
     """How many of these blocks of a run each slot holds; those that hold none are left out."""
     counts = dict.fromkeys(slots_in(run.full), end - first)
     counts |= {slot: min(length, end) - first for slot, length in run.prefix.items() if length > first}
@@ -160,5 +160,5 @@ def _held(run: Run, first: int, end: int) -> dict[int, int]:
     return counts
 
 
-def _named(slots: Iterable[int], workers: Sequence[WorkerRank | None]) -> list[WorkerRank]:
+def _ranks_at(slots: Iterable[int], workers: Sequence[WorkerRank | None]) -> list[WorkerRank]:
     return [worker for slot in slots if slot < len(workers) and (worker := workers[slot]) is not None]

@@ -51,7 +51,7 @@ class EngineStored(Struct, frozen=True, kw_only=True):
     """Positions of blocks whose content depends on more than tokens, adapter and salt (an image, say)."""
     eagle: bool = False
     local: bool = True
-    """False: the block lies with another worker."""
+    """False where the block lies with another worker."""
     group: int | None = None
     kind: str | None = None
 
@@ -70,7 +70,7 @@ class EngineCleared(Struct, frozen=True):
 
 class EngineBatch(Struct, frozen=True, kw_only=True):
     events: list[EngineStored | EngineRemoved | EngineCleared]
-    """Without events of unknown types."""
+    """The events of known types."""
     dp_rank: int | None
 
 

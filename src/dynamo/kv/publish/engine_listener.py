@@ -194,7 +194,7 @@ class EngineListener:
         self._forget()
 
     def _malformed(self, error: MalformedEvents) -> None:
-        self._rank.refused(str(error))
+        self._rank.rejected(str(error))
         self._forget()
 
     def _forget(self) -> None:
@@ -203,7 +203,7 @@ class EngineListener:
 
 
 class DroppedEvents:
-    """Of all ranks of one instance: the batches of KV events that engines have lost before this process took them."""
+    """The batches of KV events that the ranks of one instance lost before this process took them."""
 
     def __init__(self) -> None:
         self.batches = 0

@@ -34,9 +34,9 @@ from dynamo.runtime.handler import GeneratorHandler
 
 MAX_EVENTS = 128
 MAX_BLOCKS = 8192
-"""Per message, and so per event."""
+"""The most blocks per message, and so per event."""
 SNAPSHOT_BLOCKS = 500_000
-"""Per item of a snapshot: 18 bytes each, far below what a frame may hold."""
+"""The blocks per item of a snapshot: 18 bytes each, far below what a frame may hold."""
 
 
 def component_of(place: Endpoint | Component) -> Component:

@@ -47,7 +47,7 @@ class WorkerMetricsPublisher:
         disk_weight: float | None = None,
         tiers: Sequence[TierReport] = (),
     ) -> None:
-        """New figures of one rank, from any thread; those not given stay, and only changes are sent.
+        """Report new figures of one rank, from any thread; those not given stay, and only changes are sent.
 
         The weights say what a block in host memory or on disk is worth, as a share of one on the device.
         """

@@ -19,7 +19,7 @@ from dynamo.kv.publish.feed import RankFeed
 _INDEXED_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 log = logging.getLogger(__name__)
 _WARNINGS = 3
-"""Refusals logged as warnings; further ones are logged at debug level."""
+"""Rejections logged as warnings; further ones are logged at debug level."""
 
 
 class Translated(Struct, frozen=True):
@@ -116,13 +116,13 @@ class Translator:
         """Why some or all of the blocks were left out, if they were."""
         if len({*event.block_hashes, event.parent_hash}) <= len(event.block_hashes):
             return "the same block twice in one event"
-        fitting, reason = self._fitting(event)
+        fitting, reason = self._count_expressible(event)
         names = event.block_hashes[:fitting]
         held, left_out = self._tiers[tier], self._left_out[tier]
         left_out.update(name for name in event.block_hashes[fitting:] if name not in held.sequences)
         if not names:
             return reason
-        parent = self._meaning(event.parent_hash)
+        parent = self._find_block(event.parent_hash)
         if parent is None and event.parent_hash is not None:
             return f"parent block {event.parent_hash} is unknown"
         left_out.difference_update(names)
@@ -145,7 +145,7 @@ class Translator:
         changes += [(tier, stored) for stored in _runs(hashes, new, parent)]
         return reason
 
-    def _fitting(self, event: EngineStored) -> tuple[int, str | None]:
+    def _count_expressible(self, event: EngineStored) -> tuple[int, str | None]:
         """How many leading blocks can be expressed, and why not more."""
         names = event.block_hashes
         if not event.block_size:
@@ -172,7 +172,7 @@ class Translator:
             if (block := held.remove(name)) is not None:
                 gone.append(block)
             left_out.discard(name)
-            if name in self._salts and self._meaning(name) is None:
+            if name in self._salts and self._find_block(name) is None:
                 del self._salts[name]
         if gone:
             changes.append((tier, Removed(gone)))
@@ -190,18 +190,18 @@ class Translator:
             return f"group {event.group} of unknown kind" if event.group else None
         return None if kind in _INDEXED_KINDS else f"cache of kind {kind}"
 
-    def _meaning(self, name: int | None) -> int | None:
+    def _find_block(self, name: int | None) -> int | None:
         """The block of this name, in the fastest tier that has it."""
         if name is None:
             return None
         return next((held.sequences[name] for held in self._tiers.values() if name in held.sequences), None)
 
     def _is_left_out(self, name: int) -> bool:
-        return any(name in names for names in self._left_out.values()) and self._meaning(name) is None
+        return any(name in names for names in self._left_out.values()) and self._find_block(name) is None
 
 
 def _runs(hashes: list[int], new: list[bool], parent: int | None) -> list[Stored]:
-    """One event per stretch of new blocks."""
+    """Yield one event per stretch of new blocks."""
     if all(new):
         return [Stored(hashes, parent)]
     events: list[Stored] = []
@@ -220,7 +220,7 @@ class EngineRank:
     def __init__(self, rank: RankFeed, block_size: int) -> None:
         self._rank = rank
         self._block_size = block_size
-        self._refusals = 0
+        self._rejections = 0
         self.stopped = False
         """Nothing more is published: the engine's block size is not the model card's."""
         self._size_confirmed = False
@@ -236,7 +236,7 @@ class EngineRank:
             self._stop(min(translated.block_sizes))
             return
         for reason in translated.skipped:
-            self.refused(reason)
+            self.rejected(reason)
         for tier, change in translated.changes:
             self._rank.publish(change, tier)
 
@@ -245,10 +245,10 @@ class EngineRank:
         self._rank.publish(Cleared())
         self._translator = Translator(self._block_size)
 
-    def refused(self, reason: str) -> None:
-        self._refusals += 1
+    def rejected(self, reason: str) -> None:
+        self._rejections += 1
         log.log(
-            logging.WARNING if self._refusals <= _WARNINGS else logging.DEBUG,
+            logging.WARNING if self._rejections <= _WARNINGS else logging.DEBUG,
             "blocks of worker %x rank %d are left out: %s", *self._rank.worker, reason,
         )  # fmt: skip
 

@@ -46,7 +46,7 @@ class TierChain:
         self.held = {tier: where for tier, where in held if where is not None}
         self.costs = {tier: TierCosts() for tier in self.held}
         self._in_use = dict.fromkeys(self.costs, True)
-        """As the log has it."""
+        """Which tiers the log last named as used."""
         self._changes: deque[tuple[Tier, KvChange]] = deque()
         self.announced = False
         """Set it, then `take_changes` begins with all that is held; before, it has none."""

@@ -9,8 +9,9 @@ from dynamo.kv.prompt_cost import Pace
 _TRIAL_SECONDS = 60.0
 """A tier that was slower than computing is tried again after this time."""
 _INVESTED_SHARE = 0.05
-"""Storing may cost this share of the time spent on prompts before it has saved anything, and so many seconds:"""
+"""Storing may cost this share of the time spent on prompts before it has saved anything,"""
 _INVESTED_SECONDS = 1.0
+"""and this time beside."""
 
 
 class TierCosts(Struct):

@@ -29,7 +29,7 @@ class SegmentHeader(Struct, frozen=True):
     parent: int | None
     """The block before the first; None at a prompt's start."""
     size: int
-    """Of the whole segment as bytes."""
+    """The bytes of the whole segment."""
 
     @property
     def key(self) -> int:
@@ -82,7 +82,7 @@ def from_bytes(whole: bytes) -> KvSegment:
 
 
 def header_bytes(blocks: int) -> int:
-    """How many bytes of a file hold the header of a segment of so many blocks."""
+    """How many bytes of a file hold the header of a segment of `blocks` blocks."""
     return _FIXED + 8 * blocks
 
 

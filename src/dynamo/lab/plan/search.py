@@ -14,8 +14,7 @@ from msgspec import Struct, structs
 from dynamo.lab.simulate import virtual_time
 from dynamo.lab.simulate.page import COLOURS, page
 from dynamo.lab.simulate.report import FleetReport, aligned
-from dynamo.lab.simulate.service_level import ServiceLevel
-from dynamo.lab.simulate.simulation import SimulationConfig, simulated
+from dynamo.lab.simulate.simulation import ServiceLevel, SimulationConfig, start_simulation
 from dynamo.lab.simulate.traffic import SimulatedRequest
 
 Traffic = Callable[[], Iterable[SimulatedRequest]]
@@ -25,7 +24,7 @@ class Targets(Struct, frozen=True, kw_only=True):
     ttft_ms: float
     itl_ms: float
     share: float = 0.95
-    """Of the requests that should meet both."""
+    """The share of requests that should meet both."""
 
 
 class PlannedFleet(Struct, frozen=True, kw_only=True):
@@ -137,7 +136,7 @@ def _try(config: SimulationConfig, traffic: Traffic, targets: Targets) -> Planne
     wall = time.perf_counter()
 
     async def work() -> PlannedFleet:
-        async with simulated(config) as simulation:
+        async with start_simulation(config) as simulation:
             level = simulation.measured = ServiceLevel(targets.ttft_ms / 1000, targets.itl_ms / 1000)
             begun = asyncio.get_running_loop().time()
             await simulation.replay(traffic())

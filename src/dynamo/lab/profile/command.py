@@ -21,7 +21,7 @@ from dynamo.engines.mocker import MockerArgs, ProfileTiming
 from dynamo.engines.mocker.profile import About, Profile
 from dynamo.lab.profile.fit_profile import fit_decode, profile_from, write_profile
 from dynamo.lab.profile.fit_steps import fit_steps, read_steps
-from dynamo.lab.profile.served_engine import ProfileError, ServedEngine
+from dynamo.lab.profile.remote_engine import ProfileError, RemoteEngine
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.runtime.process import fail
 
@@ -82,14 +82,14 @@ async def _measure(url: str, model: str | None, longest: int, most: int) -> Prof
     async with aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0)) as http:
         name = await _model(http, url, model)
         args = await _engine_args(http, url, name)
-        engine = ServedEngine(http, url, name, longest, args.get("max_num_batched_tokens", _STEP_TOKENS))
+        engine = RemoteEngine(http, url, name, longest, args.get("max_num_batched_tokens", _STEP_TOKENS))
         await engine.prefill(_SHORTEST)  # connections, caches and compilers are warm afterwards
         profile = await _fitted(engine, longest, most, args)
         await _check(engine, profile, longest, most)
         return profile
 
 
-async def _fitted(engine: ServedEngine, longest: int, most: int, args: dict[str, Any]) -> Profile:
+async def _fitted(engine: RemoteEngine, longest: int, most: int, args: dict[str, Any]) -> Profile:
     prefill, decode = [], []
     for step in range(_LENGTHS):
         tokens = round(_SHORTEST * (engine.step_tokens / _SHORTEST) ** (step / (_LENGTHS - 1)))
@@ -124,7 +124,7 @@ async def _fitted(engine: ServedEngine, longest: int, most: int, args: dict[str,
     return profile_from(steps, fit, longest + engine.step_tokens, most, about)
 
 
-async def _frontend_ms(engine: ServedEngine) -> float:
+async def _frontend_ms(engine: RemoteEngine) -> float:
     """What is left of the time to the first token without the step that computes the prompt."""
     rest = []
     for share in (8, 3):
@@ -136,7 +136,7 @@ async def _frontend_ms(engine: ServedEngine) -> float:
     return statistics.fmean(rest) if rest else 0.0
 
 
-async def _check(engine: ServedEngine, profile: Profile, longest: int, most: int) -> None:
+async def _check(engine: RemoteEngine, profile: Profile, longest: int, most: int) -> None:
     """How well the profile predicts requests that it was not made from."""
     timing, about = ProfileTiming(profile, MockerArgs()), profile.about
     frontend = about.frontend_ms or 0.0

@@ -23,7 +23,7 @@ class PrefillTime(Struct, frozen=True):
 
 
 class DecodeTime(Struct, frozen=True):
-    """The time between tokens while so many requests with so many tokens of context each ran together."""
+    """The time between tokens while `requests` ran together, each with a context of `tokens` tokens."""
 
     requests: int
     context: float
@@ -31,7 +31,7 @@ class DecodeTime(Struct, frozen=True):
 
 
 class MixedTime(Struct, frozen=True):
-    """A prompt of so many tokens sent while requests decoded."""
+    """How a prompt of `tokens` tokens and the requests that were decoding changed each other's times."""
 
     tokens: int
     requests: int

@@ -22,7 +22,7 @@ from dynamo.protocols.forward_pass import VERSION, ScheduledRequestMetrics
 _PER_OCTAVE = 2
 """Lengths of prompts that are told apart, per factor of two."""
 _HELD_OUT = 5
-"""One step of so many is not used for the fit, but to see how well it predicts."""
+"""Every fifth step is not used for the fit, but to see how well it predicts."""
 
 
 class ForwardPass(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class _StepEvent(Struct, frozen=True):
 
 
 class _Row(Struct, frozen=True):
-    """As workers record it."""
+    """A step as workers record it."""
 
     event: _StepEvent
 

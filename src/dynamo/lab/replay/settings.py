@@ -25,7 +25,7 @@ class TrafficSettings(Settings, frozen=True, kw_only=True):
     copies: Annotated[Count, Setting(
         "--trace-copies", help="replay every row so often, each time with prompts of its own")] = 1
     limit: Annotated[int | None, Meta(ge=1), Setting(
-        "--request-limit", help="stop after so many requests", default="all")] = None
+        "--request-limit", help="stop after this number of requests", default="all")] = None
     input_tokens: Annotated[int | None, Meta(ge=1), Setting(
         "--input-tokens", help="without a trace: tokens of a first prompt")] = None
     output_tokens: Annotated[int | None, Meta(ge=1), Setting(
@@ -105,7 +105,7 @@ class ReplaySettings(SimulationSettings, frozen=True, kw_only=True):
     incidents: Annotated[tuple[str, ...], Setting(
         "--incident", metavar="WHAT@SECONDS",
         help="kill:N, drain:N, slow:NxFACTOR (worker N) or join, at a time after the start; burst:xFACTOR@SECONDS"
-        "+DURATION: so many times the arrivals for a while; may be repeated")] = ()
+        "+DURATION: FACTOR times the arrivals for a while; may be repeated")] = ()
     against: Annotated[tuple[str, ...], Setting(
         "--against", metavar="FLAGS",
         help="simulate once more with these flags in place of the others, and compare; may be repeated")] = ()

@@ -17,7 +17,7 @@ from dynamo.handoff.pairing import TRANSFER
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.runtime import DistributedRuntime, Endpoint, EndpointId, RuntimeConfig
 from dynamo.runtime.network import Local
-from dynamo.worker.life import registered
+from dynamo.worker.life import publish_and_serve
 
 MODEL = "simulated"
 ENDPOINT = EndpointId("simulated", "backend", "generate")
@@ -99,7 +99,7 @@ class SimulatedWorker:
             await self.engine.start()
             endpoint = PREFILL_ENDPOINT if self.prefills else ENDPOINT
             card = _card(self._args, self.engine.transfer)
-            async with registered(Endpoint(self.runtime, endpoint), self.engine, card):
+            async with publish_and_serve(Endpoint(self.runtime, endpoint), self.engine, card):
                 found.set()
                 await self.runtime.wait_for_shutdown()
             await self.engine.close()

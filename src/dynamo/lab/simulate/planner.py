@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from dynamo.lab.simulate import virtual_time
 from dynamo.lab.simulate.fleet import SimulatedWorker
-from dynamo.lab.simulate.service_level import ServiceLevel
-from dynamo.lab.simulate.simulation import Simulation, SimulationConfig, simulated
+from dynamo.lab.simulate.simulation import ServiceLevel, Simulation, SimulationConfig, start_simulation
 from dynamo.lab.simulate.traffic import SimulatedRequest
 from dynamo.planner.config import PlannerConfig, Role
 from dynamo.planner.decide import ScalingDecision
@@ -203,7 +202,7 @@ def simulate_planned(
     seen: list[tuple[Observation, ScalingDecision]] = []
 
     async def work() -> PlannedReport:
-        async with simulated(simulation) as running:
+        async with start_simulation(simulation) as running:
             level = running.measured = ServiceLevel(planner.ttft_ms / 1000, planner.itl_ms / 1000)
             fleet = ScaledFleet(running, planner.roles)
             begun = asyncio.get_running_loop().time()

@@ -16,7 +16,7 @@ class FleetReport(Struct, frozen=True, kw_only=True):
     name: str
     router_mode: str
     workers: int
-    """At the start; those that compute prompts for them are counted apart."""
+    """Workers at the start; those that compute prompts for them are counted apart."""
     prefill_workers: int = 0
     rule_fallbacks: dict[str, int] = {}
     """Choices that the built-in rule made in the place of a rule from a file, by reason."""
@@ -30,7 +30,7 @@ class FleetReport(Struct, frozen=True, kw_only=True):
     input_tokens: int
     cached_tokens: int
     restored_tokens: dict[str, int] = {}
-    """Of the cached ones, those that came from a slower tier, by its name; without the tiers that no worker has."""
+    """The cached tokens that came from a slower tier, by its name; without the tiers that no worker has."""
     output_tokens: int
     virtual_seconds: float
     """From the first request to the last answer."""

@@ -43,7 +43,7 @@ class SimulationConfig(Struct, frozen=True, kw_only=True):
     """Further workers that compute prompts; the others are decode workers then."""
     engine: MockerArgs = MockerArgs()
     prefill_engine: MockerArgs | None = None
-    """Of the prefill workers, if it is not the same."""
+    """The engine of the prefill workers, if it is not the same."""
     routing: RoutingConfig = RoutingConfig(mode="kv")
     concurrency: int | None = None
     """Requests under way at once; the times of the trace then do not count."""
@@ -69,7 +69,7 @@ class Measured:
         self.first_error = ""
         self.last_end = 0.0
 
-    def ended(self, request: _Request) -> None:
+    def ended(self, request: _DeliveryEnd) -> None:
         now = request.last
         self.completed += 1
         self.last_end = max(self.last_end, now)
@@ -89,7 +89,7 @@ class Measured:
         self.errors[words] = self.errors.get(words, 0) + 1
 
 
-class _Request:
+class _DeliveryEnd:
     """The sink at the end of one delivery."""
 
     __slots__ = ("_measured", "_time", "asked", "cached_tokens", "done", "first", "last", "sent", "tokens_seen")
@@ -158,7 +158,7 @@ class Simulation:
 
     async def ask(self, asked: SimulatedRequest) -> None:
         """Send one request and wait for its end."""
-        sink = _Request(asked, self.measured, self._loop.time)
+        sink = _DeliveryEnd(asked, self.measured, self._loop.time)
         self.measured.begun += 1
         context = Context(f"{next(self.fleet.request_numbers):x}")
         router = self.router
@@ -307,8 +307,8 @@ async def _sleep_until(when: float, loop: asyncio.AbstractEventLoop) -> None:
 
 
 @asynccontextmanager
-async def simulated(config: SimulationConfig) -> AsyncIterator[Simulation]:
-    """A fleet that has started, with its router. Runs on a `VirtualTimeLoop`."""
+async def start_simulation(config: SimulationConfig) -> AsyncIterator[Simulation]:
+    """Start a fleet with its router, and close both after the block. Runs on a `VirtualTimeLoop`."""
     fleet = SimulatedFleet(config.engine, prefill_args=config.prefill_engine)
     runtime = DistributedRuntime(config=fleet.config, local=fleet.local)
     await runtime.start()
@@ -352,7 +352,7 @@ def simulate(config: SimulationConfig, traffic: Callable[[], Iterable[SimulatedR
     """Run the traffic through the fleet and report; the same input gives the same report, except for `wall_seconds`."""
 
     async def work() -> FleetReport:
-        async with simulated(config) as simulation:
+        async with start_simulation(config) as simulation:
             begun = asyncio.get_running_loop().time()
             await simulation.replay(traffic())
             return simulation.report(begun, time.perf_counter() - wall)
@@ -360,3 +360,24 @@ def simulate(config: SimulationConfig, traffic: Callable[[], Iterable[SimulatedR
     wall = time.perf_counter()
     random.seed(config.seed)
     return virtual_time.run(work())
+
+
+class ServiceLevel(Measured):
+    """Counts the requests whose time to the first token and mean time between tokens are within the targets."""
+
+    def __init__(self, ttft: float, itl: float) -> None:
+        super().__init__()
+        self._ttft, self._itl = ttft, itl
+        self.within = 0
+
+    @property
+    def share_within(self) -> float:
+        requests = self.completed + self.failed
+        return self.within / requests if requests else 1.0
+
+    def ended(self, request: Any) -> None:
+        first, more = len(self.ttft), len(self.tpot)
+        super().ended(request)
+        if len(self.ttft) > first:
+            slow = len(self.tpot) > more and self.tpot.last > self._itl
+            self.within += self.ttft.last <= self._ttft and not slow

@@ -40,7 +40,7 @@ class ReplicaCounts(Struct, frozen=True):
 
 
 class Workload(Struct, frozen=True):
-    """What is read of a Deployment or a StatefulSet."""
+    """The fields that are read of a Deployment or a StatefulSet."""
 
     metadata: ObjectMetadata
     spec: WorkloadSpec
@@ -56,7 +56,7 @@ class WorkloadActor:
         self._read: dict[Role, Workload] = {}
 
     async def read(self) -> Mapping[Role, PoolOrder]:
-        with _raised_as_actor_errors():
+        with _raise_actor_errors():
             self._read = {role: await self._api.get(*named, Workload) for role, named in self._workloads.items()}
         return {role: _order(read.spec.replicas, read.status.readyReplicas or 0) for role, read in self._read.items()}
 
@@ -94,7 +94,7 @@ class GraphStatus(Struct, frozen=True):
 
 
 class Graph(Struct, frozen=True):
-    """What is read of ai-dynamo's DynamoGraphDeployment."""
+    """The fields that are read of ai-dynamo's DynamoGraphDeployment."""
 
     metadata: ObjectMetadata
     spec: GraphSpec
@@ -112,7 +112,7 @@ class GraphActor:
         self._services: dict[Role, str] = {}
 
     async def read(self) -> Mapping[Role, PoolOrder]:
-        with _raised_as_actor_errors():
+        with _raise_actor_errors():
             graph = await self._api.get(_GRAPHS, self._name, Graph)
         services = {role: self._service(graph, role) for role in self._components}
         self._metadata, self._services = graph.metadata, services
@@ -134,7 +134,7 @@ class GraphActor:
             raise ActorError(str(error), unchanged=unchanged) from error
 
     def _service(self, graph: Graph, role: Role) -> str:
-        """The one with the name of the configuration, else the only one of this kind."""
+        """The service with the name of the configuration, else the only one of this kind."""
         services = graph.spec.services
         named = [self._components[role]] if self._components[role] in services else []
         found = named or [name for name, service in services.items() if service.subComponentType == role]
@@ -152,7 +152,7 @@ class GraphActor:
 
 
 @contextlib.contextmanager
-def _raised_as_actor_errors() -> Iterator[None]:
+def _raise_actor_errors() -> Iterator[None]:
     try:
         yield
     except KubernetesError as error:

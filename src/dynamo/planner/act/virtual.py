@@ -20,7 +20,7 @@ _POLL_SECONDS = 1.0
 
 
 class PlannerDecision(Struct, frozen=True, kw_only=True):
-    """-1: unknown."""
+    """A decision as the keys hold it; -1 is unknown."""
 
     num_prefill_workers: int = -1
     num_decode_workers: int = -1
@@ -45,7 +45,7 @@ class VirtualConnector:
         return decision_of(await self.values())
 
     async def values(self) -> dict[str, int]:
-        """Each key that is there; one that holds no number is refused."""
+        """The value of each key that is there; one that holds no number is rejected."""
         root = self.root.encode()
         try:
             answer = await self._gateway.call("/v3/kv/range", {"key": root, "range_end": range_end(root)}, RangeAnswer)
@@ -54,7 +54,7 @@ class VirtualConnector:
             raise ActorError(f"etcd at {self._gateway.where}: {error}") from error
 
     async def put(self, values: Mapping[str, int]) -> None:
-        """All at once."""
+        """Write all values in one transaction."""
         puts = [
             {"request_put": {"key": (self.root + name).encode(), "value": str(value).encode()}}
             for name, value in values.items()
@@ -97,7 +97,7 @@ class VirtualActor:
 
 
 class VirtualConnectorClient:
-    """The other side: a program that starts and stops workers as a planner asks.
+    """The client of a program that starts and stops workers as a planner asks.
 
     `async with VirtualConnectorClient(EtcdConfig.from_env(os.environ), "dynamo") as client: await client.wait()`
     """
@@ -116,7 +116,7 @@ class VirtualConnectorClient:
         return await self._connector.get()
 
     async def wait(self) -> PlannerDecision:
-        """The next decision that is not complete; an outage of etcd is waited out."""
+        """Wait for the next decision that is not complete; an outage of etcd is waited out."""
         while True:
             with contextlib.suppress(ActorError):
                 values = await self._connector.values()

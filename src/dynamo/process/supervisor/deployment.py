@@ -35,10 +35,10 @@ class ComponentSpec(Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
 
     def command(self, index: int) -> list[str]:
-        return [_numbered(word, index) for word in self.words]
+        return [_fill_index(word, index) for word in self.words]
 
     def environment(self, index: int) -> dict[str, str]:
-        return {name: _numbered(value, index) for name, value in self.env.items()}
+        return {name: _fill_index(value, index) for name, value in self.env.items()}
 
     @property
     def reports_ready(self) -> bool:
@@ -121,7 +121,7 @@ def _program(kind: Any, file: str, place: str) -> list[str]:
 
 
 def kinds() -> list[str]:
-    """Processes of this build, then its engines and those of other distributions."""
+    """The kinds of components: processes of this build, then its engines and those of other distributions."""
     from dynamo.engines.catalog import BUILT_IN, plugin_names
 
     processes = [name for name in ("frontend", "router", "planner") if find_spec(f"dynamo.{name}")]
@@ -188,5 +188,5 @@ def _kind(value: Any) -> str:
     )  # fmt: skip
 
 
-def _numbered(text: str, index: int) -> str:
+def _fill_index(text: str, index: int) -> str:
     return text.replace("{index}", str(index))

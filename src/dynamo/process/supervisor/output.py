@@ -35,7 +35,7 @@ class PrefixedOutput:
 
 
 async def each_line(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Until the other end is closed."""
+    """Yield lines until the other end is closed."""
     rest = b""
     while chunk := await reader.read(_LONGEST):
         *lines, rest = (rest + chunk).split(b"\n")

@@ -73,7 +73,7 @@ class SupervisedProcess:
         return self._process.pid if self._process and self._process.returncode is None else None
 
     async def run(self) -> None:
-        """Until `stop`, or until it is given up."""
+        """Run the process, and start it again when it dies, until `stop` or until it is given up."""
         failures = 0
         while not self._stopping.is_set():
             self._set(ProcessState.Starting)
@@ -82,7 +82,7 @@ class SupervisedProcess:
             if self._stopping.is_set():
                 break
             failures = 0 if was_ready else failures + 1
-            ended = _ended(code)
+            ended = _describe_end(code)
             if failures >= STARTS or (failures and code == _USAGE_ERROR):
                 times = "" if failures == 1 else f" {failures} times in a row"
                 said = f"; its last line: {self._last_line}" if self._last_line else ""
@@ -112,7 +112,7 @@ class SupervisedProcess:
         self._signal(signal.SIGKILL)
 
     async def _run_once(self) -> tuple[int, bool]:
-        """Its exit code, and whether it was ready."""
+        """Run the process once; returns its exit code and whether it was ready."""
         self._last_line = ""
         with contextlib.closing(_listen(self._socket)) as notices:
             try:
@@ -183,7 +183,7 @@ def _end_with(supervisor: int) -> Callable[[], None] | None:
     return end_with_parent
 
 
-def _ended(code: int) -> str:
+def _describe_end(code: int) -> str:
     if code < 0:
         try:
             return f"was ended by {signal.Signals(-code).name}"

@@ -65,16 +65,16 @@ class Supervisor:
         self._folder.cleanup()
 
     def say(self, line: str) -> None:
-        """A line of the supervisor itself."""
+        """Write a line of the supervisor itself."""
         self._output.write(NAME, NAME, line)
 
     @property
     def components(self) -> tuple[str, ...]:
-        """In the order in which they start."""
+        """The names of the components, in the order in which they start."""
         return tuple(self._specs)
 
     def processes(self, component: str) -> list[SupervisedProcess]:
-        """Those that are not stopping, by their index."""
+        """The processes of a component that are not stopping, by their index."""
         return [process for _, process in sorted(self._running[component].items())]
 
     async def start_all(self) -> None:
@@ -100,21 +100,21 @@ class Supervisor:
         await self.scale(component, 0)
 
     async def drain(self) -> None:
-        """Component by component, in the reverse order of their start; a replica has `drain_seconds`."""
+        """Drain component by component, in the reverse order of their start; a replica has `drain_seconds`."""
         for name in reversed(self._specs):
             await self._stop([self._running[name].pop(index) for index in sorted(self._running[name])])
 
     def kill(self) -> None:
-        """All of it at once, draining or not."""
+        """Kill all processes at once, draining or not."""
         for process in self._tasks:
             process.kill()
 
     async def until_ready(self) -> None:
-        """Until every process is ready; raises StartError as soon as one is given up."""
+        """Wait until every process is ready; raises StartError as soon as one is given up."""
         await self._until(lambda: all(process.state is ProcessState.Ready for process in self._tasks))
 
     async def until_failed(self) -> None:
-        """Raises StartError as soon as a process is given up."""
+        """Wait for a failure: raises StartError as soon as a process is given up."""
         await self._until(lambda: False)
 
     async def _until(self, reached: Callable[[], bool]) -> None:
@@ -173,7 +173,7 @@ def _process_name(spec: ComponentSpec, index: int) -> str:
 
 
 def on_signals(supervisor: Supervisor | None) -> asyncio.Event:
-    """Set at the first SIGTERM or SIGINT; a second one kills the processes."""
+    """An event that is set at the first SIGTERM or SIGINT; a second one kills the processes."""
     signalled = asyncio.Event()
 
     def on_signal() -> None:
@@ -187,7 +187,7 @@ def on_signals(supervisor: Supervisor | None) -> asyncio.Event:
 
 
 async def unless_signalled(signalled: asyncio.Event, work: Awaitable[Any]) -> bool:
-    """Whether `work` ended before a signal came; raises what it raised."""
+    """Run `work` until a signal comes; returns whether it ended before, and raises what it raised."""
     task, waiter = asyncio.ensure_future(work), asyncio.create_task(signalled.wait())
     try:
         await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)

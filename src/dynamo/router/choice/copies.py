@@ -44,7 +44,7 @@ def idle_candidates(
 ) -> list[tuple[int, int]]:
     """Candidates that should compute the first `depth` blocks, and how many of the blocks each lacks.
 
-    `sharing` requests have these blocks in common. So many workers should hold them that holders get no more of the
+    `sharing` requests have these blocks in common. Enough workers should hold them that holders get no more of the
     running requests than other workers, but at most one per request. Workers that are `recent` are left out.
     """
     fleet, requests = choice.fleet, choice.loads.requests

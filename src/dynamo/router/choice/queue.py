@@ -36,7 +36,7 @@ class RequestToPlace(Struct, kw_only=True, eq=False):
     """The sequence hashes of its prompt; empty if it is not tokenized."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of its prompt, at the worker with the longest prefix when it began to wait; 0 for one that does not wait."""
+    """Cached at the worker with the longest prefix when it began to wait; 0 for one that does not wait."""
     group: object = None
     priority: int = 0
     strict_priority: int = 0
@@ -144,7 +144,7 @@ class Queue(Generic[P]):
         try:
             placement = self._place(request, awaited)
         except DynamoException as error:
-            self._refuse(waiting, error)
+            self._reject(waiting, error)
             return True
         if placement:
             self.waiting.served(waiting)
@@ -156,18 +156,18 @@ class Queue(Generic[P]):
             awaited.update(self._candidates(request).workers)
         return False
 
-    def refuse_all(self, error: Callable[[], DynamoException]) -> None:
+    def reject_all(self, error: Callable[[], DynamoException]) -> None:
         for waiting in tuple(self.waiting):
-            self._refuse(waiting, error())
+            self._reject(waiting, error())
 
     def make_room(self, tenant: Tenant, error: DynamoException) -> bool:
         """Refuse, with `error`, the last request of a tenant that has more waiting for its weight than `tenant`."""
         excess = self.waiting.excess(tenant)
         if excess:
-            self._refuse(excess, error)
+            self._reject(excess, error)
         return excess is not None
 
-    def _refuse(self, waiting: _Waiting[P], error: DynamoException) -> None:
+    def _reject(self, waiting: _Waiting[P], error: DynamoException) -> None:
         self._remove(waiting)
         if not waiting.placed.done():
             waiting.placed.set_exception(error)

@@ -15,7 +15,7 @@ from msgspec import structs
 from dynamo.protocols.engine import PreprocessedRequest, Usage
 
 SEED_BITS = 31
-"""Of the seeds drawn here: all engines take them."""
+"""The bits of the seeds drawn here: all engines take them."""
 
 # Of the system: processes that were forked from one draw different seeds, also from one that is seeded in tests.
 _chance = random.SystemRandom()
@@ -84,7 +84,7 @@ def limit_cached(usage: Usage, most: int) -> None:
 
 
 def cached_tokens(details: Mapping[str, Any] | None) -> int | None:
-    """Of an engine's `prompt_tokens_details`; None where they do not say it."""
+    """The cached tokens in an engine's `prompt_tokens_details`; None where they do not say it."""
     found = (details or {}).get("cached_tokens")
     return found if isinstance(found, int) else None
 

@@ -40,7 +40,7 @@ class Companion(Protocol):
     cached_before: int | None
     """Tokens of the prompt that were cached before this request; None: as the worker says."""
 
-    async def prepared(self, request: Any, placement: Placement, context: Context) -> Any:
+    async def prepare(self, request: Any, placement: Placement, context: Context) -> Any:
         """The request to send to the placement's worker. Raises nothing but CancelledError."""
 
     def computed(self) -> None:
@@ -64,7 +64,7 @@ class DeliveryOptions(Struct, frozen=True, kw_only=True):
     watch: StreamWatch | None = None
     """Finds streams that stall."""
     backoff: Callable[[], RequestBackoff] = RequestBackoff
-    """Of one wait for an instance."""
+    """Makes the back-off of one wait for an instance."""
     resumes_guided: Callable[[], bool] = lambda: False
     """Whether the workers can continue a guided answer."""
     beside: Callable[[], Companion | None] = alone
@@ -105,12 +105,12 @@ class Delivery:
         self._suspicion = options.suspects.suspicion(self.request) if options.suspects else None
         self._watch = options.watch or StreamWatch(StallLimits(first=0, between=0))
         self._clock = UNWATCHED
-        """Of the current stream; while another worker computes the prompt, there is none."""
+        """The clock of the current stream; while another worker computes the prompt, there is none."""
         self._cancel: CancelStream = nothing_to_cancel
         self._cancelled_for: DynamoException | None = None
         """Why the current stream is being cancelled here, rather than by the client."""
         self._backoff: RequestBackoff | None = None
-        """Of the wait under way, which ends with the first output."""
+        """The back-off of the wait under way, which ends with the first output."""
         self._starting: asyncio.Task[Any] | None = None
         """Waits in `start` for an instance."""
         self._aborted: DynamoException | None = None
@@ -162,7 +162,7 @@ class Delivery:
         self.placement = placement
         self.history.placed_at = self.history.placed_at or perf_counter()
         progress.sent()
-        sent = await self._beside.prepared(request, placement, self._context) if self._beside else request
+        sent = await self._beside.prepare(request, placement, self._context) if self._beside else request
         tokens = isinstance(request, PreprocessedRequest)
         prompt_tokens = len(request.token_ids) if tokens else 0
         self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_tokens)
@@ -192,7 +192,7 @@ class Delivery:
         return self._backoff.pause()
 
     async def close(self) -> None:
-        """Cancel a migration under way and release the booking. The sink receives nothing more."""
+        """Cancel a migration under way and release the reservation. The sink receives nothing more."""
         self.progress.over()
         if self._migrating:
             self._migrating.cancel()

@@ -52,7 +52,7 @@ class DeliveryHistory:
             self.first_output_time = perf_counter()
 
     def first_token(self) -> None:
-        """Also when a migration has succeeded."""
+        """Record the first token of the request; a migration has succeeded with it too."""
         self.first_output()
         self.end_migration("success")
 

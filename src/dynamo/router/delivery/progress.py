@@ -33,7 +33,7 @@ class Next(enum.Enum):
     End = "end"
     """The answer is complete: the worker died between its last token and the end of the stream."""
     Retry = "retry"
-    """The worker refused the request and has done nothing: trying the next one is no migration."""
+    """The worker rejected the request and has done nothing: trying the next one is no migration."""
     Move = "move"
     """Another worker continues it."""
     Fail = "fail"
@@ -64,7 +64,7 @@ class DeliveryProgress:
         """Instances that failed since the last pause, and those that are leaving."""
         self._leaving: set[int] = set()
         self._met_busy = False
-        """A worker refused the request because it is at its own limit."""
+        """A worker rejected the request because it is at its own limit."""
         self._max_seq_len = max_seq_len
         if self._limit and is_guided(request) and not resumes_guided:
             request = repeatable(request)
@@ -150,7 +150,7 @@ class DeliveryProgress:
     def waits(self, error: DynamoException) -> bool:
         """No instance takes the request, for this reason: whether to wait, and then to try all but those that leave."""
         waitable = error.migratable or isinstance(error, Unavailable | ResourceExhausted)
-        # A new request is refused when all workers are busy; one that has begun is worth waiting for.
+        # A new request is rejected when all workers are busy; one that has begun is worth waiting for.
         busy = self._met_busy or isinstance(error, ResourceExhausted)
         if self.generated is None or not waitable or (busy and self.migrations_left == self._limit):
             return False

@@ -1,1 +1,1 @@
-"""The load of workers: what this router sent, what others booked, what workers report."""
+"""The load of workers: what this router sent, what others reserved, what workers report."""

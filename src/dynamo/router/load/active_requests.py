@@ -73,7 +73,7 @@ class ActiveRequests:
         self._groups: Counter[object] = Counter()
         """Active placements of each group."""
 
-    def book(
+    def reserve(
         self,
         channel: Channel,
         worker: WorkerRank,
@@ -90,10 +90,10 @@ class ActiveRequests:
         decision: Decision | None = None,
         dp_rank: int | None = None,
     ) -> KvPlacement:
-        """Book a placement. For shared prefixes, placements of one `group` count as one request, a `copy` as none."""
+        """Reserve a placement. For shared prefixes, those of one `group` count as one request, a `copy` as none."""
         key = str(next(self._keys))
         extra = copy or (group is not None and group in self._groups)
-        self._book.book(
+        self._book.reserve(
             key, worker, hashes, now=now, prompt_tokens=prompt_tokens, prefill_tokens=prefill_tokens, extra=extra
         )
         if group is not None:

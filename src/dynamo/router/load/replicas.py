@@ -1,8 +1,8 @@
-"""Bookings exchanged with the other routers of the same workers.
+"""Reservations exchanged with the other routers of the same workers.
 
-Their requests count as load and, where workers publish no events, their prompts count as cached. Bookings are published
-in batches and never acknowledged. So every few seconds each router announces that it is alive and which requests it
-still runs: that corrects for lost messages, and the bookings of a router that has gone silent are dropped.
+Their requests count as load and, where workers publish no events, their prompts count as cached. Reservations are
+published in batches and never acknowledged. So every few seconds each router announces that it is alive and which
+requests it still runs: that corrects for lost messages, and the reservations of a silent router are dropped.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 from dynamo.kv.follow.subscriptions import Subscriptions
 from dynamo.kv.index.approximate import ApproximateIndex
 from dynamo.kv.messages import (
-    BOOKINGS,
-    BookingAdded,
-    BookingBatch,
-    BookingFreed,
-    BookingPrefillDone,
+    RESERVATIONS,
     ComponentName,
+    ReservationAdded,
+    ReservationBatch,
+    ReservationFreed,
+    ReservationPrefillDone,
     WorkerRank,
     subject,
 )
@@ -40,13 +40,13 @@ HEARTBEAT_SECONDS = 5.0
 SILENT_SECONDS = 4 * HEARTBEAT_SECONDS
 """A router not heard from for this long is gone."""
 EXPIRY_SECONDS = 300.0
-"""How long a booking counts whose router never announces its running requests, as earlier builds do."""
+"""How long a reservation counts whose router never announces its running requests, as earlier builds do."""
 
-_Event = BookingAdded | BookingPrefillDone | BookingFreed
+_Event = ReservationAdded | ReservationPrefillDone | ReservationFreed
 
 
 class Replicas:
-    """Publishes our bookings and applies the others', from `start` to `close`.
+    """Publishes our reservations and applies the others', from `start` to `close`.
 
     `on_capacity_freed` is called when prompts of the others have been computed or their requests have ended.
     """
@@ -68,12 +68,12 @@ class Replicas:
         self._stats = stats
         self._on_capacity_freed = on_capacity_freed
         self._component_of: dict[int, ComponentName] = {}
-        """The component of each instance: other routers subscribe to its bookings."""
+        """The component of each instance: other routers subscribe to its reservations."""
         self._own: dict[str, ComponentName] = {}
-        """Our bookings that were announced and have not ended."""
+        """Our reservations that were announced and have not ended."""
         self._announced: set[ComponentName] = set()
         self._others: dict[int, dict[str, float]] = {}
-        """Bookings of each other router and when they arrived, oldest first."""
+        """Reservations of each other router and when they arrived, oldest first."""
         self._alive: dict[int, float] = {}
         """When each router that announces its running requests was last heard from."""
         self._outgoing: dict[ComponentName, list[_Event]] = {}
@@ -81,14 +81,14 @@ class Replicas:
         self._timer: asyncio.TimerHandle | None = None
         self._opened = False
         self._loop: asyncio.AbstractEventLoop
-        self._subscriptions: Subscriptions[BookingBatch]
+        self._subscriptions: Subscriptions[ReservationBatch]
         self._unfollow: Callable[[], None]
         self._heartbeat: asyncio.TimerHandle
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._subscriptions = Subscriptions(
-            self._events, self._instances, BOOKINGS, BookingBatch, self._receive, self._stats, what="bookings"
+            self._events, self._instances, RESERVATIONS, ReservationBatch, self._receive, self._stats, what="bookings"
         )
         self._unfollow = self._instances.follow(self._instance_changed)
         self._heartbeat = self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
@@ -107,7 +107,7 @@ class Replicas:
         if not self._opened:
             # Some planes lose a publisher's first message: let that be an empty one.
             self._opened = True
-            self._publish(component, BookingBatch([]))
+            self._publish(component, ReservationBatch([]))
 
     def added(
         self,
@@ -126,7 +126,7 @@ class Replicas:
         if self._outgoing_hashes + len(hashes) > MAX_HASHES:
             self._flush()
         self._outgoing_hashes += len(hashes)
-        self._send(component, BookingAdded(
+        self._send(component, ReservationAdded(
             router_id=self.router_id,
             request_id=key,
             worker_id=worker.worker_id,
@@ -140,23 +140,23 @@ class Replicas:
 
     def prefill_done(self, key: str) -> None:
         if component := self._own.get(key):
-            self._send(component, BookingPrefillDone(router_id=self.router_id, request_id=key))
+            self._send(component, ReservationPrefillDone(router_id=self.router_id, request_id=key))
 
     def freed(self, key: str) -> None:
         if component := self._own.pop(key, None):
-            self._send(component, BookingFreed(router_id=self.router_id, request_id=key))
+            self._send(component, ReservationFreed(router_id=self.router_id, request_id=key))
 
     def _beat(self) -> None:
         """Announce our running requests."""
         self._heartbeat = self._loop.call_later(HEARTBEAT_SECONDS, self._beat)
         self.expire(self._loop.time())
         self._flush()
-        batch = BookingBatch([], self.router_id, list(self._own))
+        batch = ReservationBatch([], self.router_id, list(self._own))
         for component in self._announced:
             self._publish(component, batch)
 
     def expire(self, now: float) -> None:
-        """Drop the bookings of routers that have gone silent."""
+        """Drop the reservations of routers that have gone silent."""
         lost = [router for router, heard in self._alive.items() if now - heard >= SILENT_SECONDS]
         ended = {router: list(self._others.get(router, ())) for router in lost}
         for router in lost:
@@ -180,12 +180,12 @@ class Replicas:
             self._timer = None
         out, self._outgoing, self._outgoing_hashes = self._outgoing, {}, 0
         for component, events in out.items():
-            self._publish(component, BookingBatch(events, self.router_id))
+            self._publish(component, ReservationBatch(events, self.router_id))
 
-    def _publish(self, component: ComponentName, batch: BookingBatch) -> None:
-        self._events.publish(subject(component, BOOKINGS), msgspec.msgpack.encode(batch))
+    def _publish(self, component: ComponentName, batch: ReservationBatch) -> None:
+        self._events.publish(subject(component, RESERVATIONS), msgspec.msgpack.encode(batch))
 
-    def _receive(self, batch: BookingBatch) -> None:
+    def _receive(self, batch: ReservationBatch) -> None:
         now = self._loop.time()
         freed = False
         for event in batch.events:
@@ -193,9 +193,9 @@ class Replicas:
             if router == self.router_id:
                 continue
             match event:
-                case BookingAdded():
+                case ReservationAdded():
                     worker = WorkerRank(event.worker_id, event.dp_rank)
-                    booked = self._book.book(
+                    reserved = self._book.reserve(
                         _key(router, event.request_id),
                         worker,
                         event.sequence_hashes,
@@ -204,14 +204,14 @@ class Replicas:
                         prefill_tokens=event.prefill_tokens,
                         extra=event.extra,
                     )
-                    if booked:
+                    if reserved:
                         self._others.setdefault(router, {})[event.request_id] = now
                         self._stats.replica_requests += 1
                         if self._approximate is not None and event.learn:
                             self._approximate.record(worker, event.sequence_hashes, now)
-                case BookingPrefillDone():
+                case ReservationPrefillDone():
                     freed |= self._book.first_token(_key(router, event.request_id))
-                case BookingFreed():
+                case ReservationFreed():
                     freed |= self._end(router, event.request_id)
         if batch.router_id is not None and batch.router_id != self.router_id:
             self._alive[batch.router_id] = now

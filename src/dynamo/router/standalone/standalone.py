@@ -57,7 +57,7 @@ class StandaloneRouter:
         self._warned = False
         self._model = ""
         self.handoffs: Handoffs | None = None
-        """Of the model whose decode worker was seen first: an endpoint serves one model."""
+        """The hand-offs of the model whose decode worker was seen first: an endpoint serves one model."""
         self._prefills = Prefills(runtime, config)
         self._roles = Membership(runtime.discovery, self._prefills.changed, path=endpoint.namespace, cards=True)
         self._deliveries: WeakSet[Delivery] = WeakSet()
@@ -117,7 +117,7 @@ class StandaloneRouter:
             await delivery.close()
             raise
 
-    async def book(
+    async def reserve(
         self, request: PreprocessedRequest, request_id: str, override: CostConfig | None = None, *, learn: bool
     ) -> Placement:
         """Place a request that the caller will send itself. Nothing is sent for it, not even prefix copies."""

@@ -42,7 +42,7 @@ class FileDiscovery:
         await asyncio.to_thread(self._folder.delete, key)
 
     async def get_prefix(self, prefix: str) -> dict[str, bytes]:
-        self._refuse_unless_running()
+        self._reject_unless_running()
         try:
             await self._refresh()
         except OSError as why:
@@ -50,7 +50,7 @@ class FileDiscovery:
         return self._view.prefixed(prefix)
 
     async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
-        self._refuse_unless_running()
+        self._reject_unless_running()
         with suppress(OSError):  # the next look, a moment later, may succeed
             await self._refresh()
         async with aclosing(self._view.watch(prefix).changes()) as changes:
@@ -103,7 +103,7 @@ class FileDiscovery:
                 records = self._view.records | records
             self._view.replace(records)
 
-    def _refuse_unless_running(self) -> None:
+    def _reject_unless_running(self) -> None:
         if not self._task:
             raise DiscoveryError("this discovery is not started, or closed")
 

@@ -26,11 +26,11 @@ class MemoryDiscovery:
         self._closed = False
 
     async def start(self) -> None:
-        self._refuse_if_closed()
+        self._reject_if_closed()
 
     async def put(self, key: str, value: bytes) -> None:
         check_key(key)
-        self._refuse_if_closed()
+        self._reject_if_closed()
         self._store.owners[key] = self
         self._store.view.put(key, value)
 
@@ -40,11 +40,11 @@ class MemoryDiscovery:
             self._store.view.delete(key)
 
     async def get_prefix(self, prefix: str) -> dict[str, bytes]:
-        self._refuse_if_closed()
+        self._reject_if_closed()
         return self._store.view.prefixed(prefix)
 
     async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
-        self._refuse_if_closed()
+        self._reject_if_closed()
         watch = self._store.view.watch(prefix)
         self._watches.add(watch)
         try:
@@ -61,6 +61,6 @@ class MemoryDiscovery:
         for watch in self._watches:
             watch.end()
 
-    def _refuse_if_closed(self) -> None:
+    def _reject_if_closed(self) -> None:
         if self._closed:
             raise DiscoveryError("this discovery is closed")

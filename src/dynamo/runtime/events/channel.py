@@ -33,7 +33,7 @@ _JOIN = b"\x00"
 _JOIN_BYTES = 16
 
 
-class _End:
+class _SocketEnd:
     """A ZMQ socket in the event loop."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> None:
@@ -83,7 +83,7 @@ class _End:
         raise NotImplementedError
 
 
-class PublishingEnd(_End):
+class PublishingEnd(_SocketEnd):
     """Sends events to all connected subscribers; a slow one loses the events it does not read."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str, keys: CurveKeys | None = None) -> None:
@@ -117,7 +117,7 @@ class PublishingEnd(_End):
             self.socket.send_multipart((topic, bytes(8), b""), zmq.NOBLOCK)
 
 
-class Doorkeeper(_End):
+class Doorkeeper(_SocketEnd):
     """Decides for all publishing ends of a context which clients may connect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys) -> None:
@@ -132,7 +132,7 @@ class Doorkeeper(_End):
         self._poll_soon()
 
 
-class SubscribingEnd(_End):
+class SubscribingEnd(_SocketEnd):
     """Receives the events of one publisher; malformed messages are ignored and counted in `malformed`."""
 
     def __init__(

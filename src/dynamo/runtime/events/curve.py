@@ -47,7 +47,7 @@ class CurveKeys(Struct, frozen=True):
         socket.curve_secretkey = self.secret
 
     def answer(self, question: list[bytes]) -> list[bytes]:
-        """Of libzmq's question: whether the client has our key."""
+        """Answer libzmq's question whether the client has our key."""
         request = question[1] if len(question) > 1 else b""
         accepted = (
             len(question) == _ZAP_FRAMES

@@ -33,13 +33,13 @@ ROWS_SECONDS = 30.0
 class InspectionRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     what: Literal["tables", "stacks", "profile", "objects", "log"] = "tables"
     tables: tuple[str, ...] = ()
-    """Of `tables`: these; all where it is empty."""
+    """The tables that `tables` shows; all where it is empty."""
     most: Annotated[int, Meta(ge=1, le=100_000)] = 10
     """Rows of a table."""
     seconds: Annotated[float, Meta(gt=0, le=300)] = 5.0
-    """Of `profile`."""
+    """How long `profile` samples."""
     filter: Annotated[str, Meta(max_length=2000)] = ""
-    """Of `log`: as DYN_LOG is written; empty only reads it."""
+    """The filter that `log` sets, written as DYN_LOG is; empty only reads it."""
 
 
 class Inspection:

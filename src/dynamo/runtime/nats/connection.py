@@ -29,7 +29,7 @@ RETRY_SECONDS = 0.25
 CONNECT_SECONDS = 2
 PING_SECONDS = 5
 MAX_UNSENT_BYTES = 64 << 20
-"""Published bytes that may wait for a server that does not read; beyond them `publish` refuses."""
+"""Published bytes that may wait for a server that does not read; beyond them `publish` rejects."""
 
 Callback = Callable[[str, bytes, str], None]
 """Called with the subject, the data and the reply subject ("" when there is none)."""
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class NatsError(StartError):
-    """NATS cannot be used, or refused a message; the message names the reason."""
+    """NATS cannot be used, or rejected a message; the message names the reason."""
 
 
 class NatsSubscription:
@@ -175,14 +175,14 @@ class NatsConnection:
             raise NatsError("the NATS planes need nats-py: pip install 'dynamo-serving[nats]'") from error
         client = Client()
         options = self._options()
-        refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        refusals = 0
+        rejected: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        rejections = 0
 
         async def on_error(error: Exception) -> None:
-            nonlocal refusals
-            refusals += 1
-            if refusals == len(self.config.servers) and not refused.done():
-                refused.set_result(error)
+            nonlocal rejections
+            rejections += 1
+            if rejections == len(self.config.servers) and not rejected.done():
+                rejected.set_result(error)
             self._on_error(error)
 
         async def on_lost() -> None:
@@ -201,13 +201,13 @@ class NatsConnection:
             )
         )
         try:
-            either: tuple[asyncio.Future[Any], ...] = (connecting, refused)
+            either: tuple[asyncio.Future[Any], ...] = (connecting, rejected)
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
                 connecting.result()
             if client.is_connected:
                 return client
-            reason = _reason(refused.result()) if refused.done() else "the server hung up"
+            reason = _reason(rejected.result()) if rejected.done() else "the server hung up"
             raise NatsError(self._unreachable(reason))
         except ModuleNotFoundError as error:
             raise NatsError(f"NATS_AUTH_NKEY and credentials files need {error.name}: pip install nkeys") from error

@@ -1,4 +1,4 @@
-"""How many requests a worker takes at a time: some run, a few wait, and the others are refused as busy."""
+"""How many requests a worker takes at a time: some run, a few wait, and the others are rejected as busy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RequestAdmission:
         return len(self._waiting)
 
     def admit(self, context: Context, outlet: Outlet, start: Callable[[], None]) -> None:
-        """Start the request now or later, or refuse it at once: its caller then tries another worker."""
+        """Start the request now or later, or reject it at once: its caller then tries another worker."""
         if len(self._running) < self._limit.running:
             self._running.add(context)
             start()

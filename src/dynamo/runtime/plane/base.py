@@ -20,7 +20,7 @@ CancelStream = Callable[[bool], None]
 
 
 def nothing_to_cancel(killed: bool) -> None:
-    """Of a request that failed before it was sent."""
+    """Cancel a request that failed before it was sent: there is nothing to do."""
 
 
 class Channel(Protocol):
@@ -76,7 +76,7 @@ class PlaneError(StartError):
     """The request plane cannot be used; the message names what was tried and the fix."""
 
 
-def served_path(instance: Instance) -> str:
+def instance_path(instance: Instance) -> str:
     return route_path(EndpointId(instance.namespace, instance.component, instance.endpoint), instance.instance_id)
 
 

@@ -24,12 +24,12 @@ Side = Literal["client", "worker"]
 
 NONCE_BYTES = 32
 log = logging.getLogger(__name__)
-MAX_STRANGERS = 256
+MAX_PENDING_HANDSHAKES = 256
 GREETING_SECONDS = 10.0
 """Time a peer has to introduce itself."""
 EVERY = 60.0
 """Seconds between two lines in the log."""
-Refuse = Callable[[str], None]
+Reject = Callable[[str], None]
 """Closes a connection, for a reason."""
 
 
@@ -46,40 +46,40 @@ def is_proof(sent: bytes, token: str, side: Side, client_nonce: bytes, worker_no
     return hmac.compare_digest(sent, proof(token, side, client_nonce, worker_nonce))
 
 
-class Strangers:
+class PendingHandshakes:
     """Connections whose peer has not introduced itself: scanners, wrong tokens, other protocols. Few, not for long.
 
-    Reports the first refused one at once, and then at most one per `EVERY` seconds, with the number left out."""
+    Reports the first rejected one at once, and then at most one per `EVERY` seconds, with the number left out."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         *,
-        limit: int = MAX_STRANGERS,
+        limit: int = MAX_PENDING_HANDSHAKES,
         patience: float = GREETING_SECONDS,
     ) -> None:
         self._clock = clock
         self._limit = limit
         self._patience = patience
-        self._waiting: dict[object, tuple[asyncio.TimerHandle, Refuse]] = {}
+        self._waiting: dict[object, tuple[asyncio.TimerHandle, Reject]] = {}
         """In the order in which they came."""
         self._silent_until = float("-inf")
         self._unreported = 0
 
-    def add(self, link: object, refuse: Refuse) -> None:
-        """Refuse the connection unless it is removed in time. The oldest is refused where there are too many."""
+    def add(self, link: object, reject: Reject) -> None:
+        """Reject the connection unless it is removed in time. The oldest is rejected where there are too many."""
         if len(self._waiting) >= self._limit:
-            _, refuse_oldest = next(iter(self._waiting.values()))
-            refuse_oldest("too many connections have not introduced themselves")
+            _, reject_oldest = next(iter(self._waiting.values()))
+            reject_oldest("too many connections have not introduced themselves")
         late = f"it has not introduced itself in {self._patience:g} s"
-        self._waiting[link] = (asyncio.get_running_loop().call_later(self._patience, refuse, late), refuse)
+        self._waiting[link] = (asyncio.get_running_loop().call_later(self._patience, reject, late), reject)
 
     def remove(self, link: object) -> None:
         """It has introduced itself, or is gone."""
         if waiting := self._waiting.pop(link, None):
             waiting[0].cancel()
 
-    def refused(self, peer: str, why: object) -> None:
+    def rejected(self, peer: str, why: object) -> None:
         now = self._clock()
         if now < self._silent_until:
             self._unreported += 1

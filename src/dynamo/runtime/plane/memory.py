@@ -10,7 +10,7 @@ import msgspec
 from dynamo.protocols.errors import Cancelled, CannotConnect, DynamoException, InvalidArgument
 from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.context import Context
-from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel, served_path
+from dynamo.runtime.plane.base import CancelStream, instance_path, nothing_to_cancel
 from dynamo.runtime.plane.frames import as_builtin
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.stream import Sink
@@ -38,7 +38,7 @@ class MemoryPlane:
         return ""
 
     def channel(self, instance: Instance) -> MemoryChannel:
-        return MemoryChannel(self._hub, served_path(instance))
+        return MemoryChannel(self._hub, instance_path(instance))
 
     def link_rows(self) -> tuple[dict[str, Any], ...]:
         return ()

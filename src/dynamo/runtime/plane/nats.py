@@ -16,9 +16,9 @@ from dynamo.protocols.errors import CannotConnect, Disconnected, Unavailable
 from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.names import new_instance_id
 from dynamo.runtime.nats.connection import NatsConnection, NatsError, NatsSubscription
-from dynamo.runtime.plane.base import served_path
+from dynamo.runtime.plane.base import instance_path
 from dynamo.runtime.plane.client_link import ClientLink
-from dynamo.runtime.plane.handshake import Strangers
+from dynamo.runtime.plane.handshake import PendingHandshakes
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.server_link import ServerLink
@@ -67,7 +67,7 @@ class NatsPlane:
     def __init__(self, nats: NatsConnection, token: str | None = None) -> None:
         self._nats = nats
         self._token = token
-        self._strangers = Strangers()
+        self._handshakes = PendingHandshakes()
         self._id = f"{new_instance_id():x}"
         self._routes: dict[str, Route] = {}
         self._inbound: dict[str, Pipe] = {}
@@ -107,7 +107,7 @@ class NatsPlane:
                 return
             pipe = Pipe(self._nats, inbox, "")
             link = ServerLink(
-                pipe.write, inbox, self._routes, token=self._token, strangers=self._strangers, beat=BEAT_SECONDS
+                pipe.write, inbox, self._routes, token=self._token, handshakes=self._handshakes, beat=BEAT_SECONDS
             )
             link.when_lost(lambda: self._inbound.pop(inbox, None))
             pipe.link = link
@@ -131,7 +131,7 @@ class NatsPlane:
                 pipe.link.lose(Disconnected(f"the connection to NATS at {self._nats.config.where} broke"))
 
     def channel(self, instance: Instance) -> LinkChannel:
-        return LinkChannel(self._pool, instance.address, served_path(instance))
+        return LinkChannel(self._pool, instance.address, instance_path(instance))
 
     def link_rows(self) -> Iterator[dict[str, Any]]:
         pipes = [(pipe, "from a client") for pipe in self._inbound.values()]

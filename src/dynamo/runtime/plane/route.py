@@ -150,7 +150,7 @@ def give_tokens(request: Any, tokens: bytes) -> None:
 
 
 def log_failure(context: Context, error: BaseException) -> None:
-    """Log a handler's own failure with its traceback; a request that it refused deliberately is not an error here.
+    """Log a handler's own failure with its traceback; a request that it rejected deliberately is not an error here.
 
     A refusal is an exception of our tree. Any other exception, and an item that cannot be encoded, is a fault of the
     handler, even where the caller is answered as for a bad request.

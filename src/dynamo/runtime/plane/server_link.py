@@ -10,7 +10,7 @@ from dynamo.protocols.errors import Disconnected, DynamoException, EngineShutdow
 from dynamo.runtime.context import Context
 from dynamo.runtime.plane import frames, handshake
 from dynamo.runtime.plane.frames import Kind
-from dynamo.runtime.plane.handshake import Strangers
+from dynamo.runtime.plane.handshake import PendingHandshakes
 from dynamo.runtime.plane.link import Link
 from dynamo.runtime.plane.route import Route
 
@@ -23,7 +23,7 @@ class ServerLink(Link):
         routes: Mapping[str, Route],
         *,
         token: str | None = None,
-        strangers: Strangers | None = None,
+        handshakes: PendingHandshakes | None = None,
         beat: float,
         patience: int = 4,
         close: Callable[[], None] = lambda: None,
@@ -31,12 +31,12 @@ class ServerLink(Link):
         super().__init__(write, peer, beat=beat, close=close, patience=patience)
         self._routes = routes
         self._token = token
-        self._strangers = strangers or Strangers()
+        self._handshakes = handshakes or PendingHandshakes()
         self._greeted = False
         self._decoder.limit = frames.MAX_GREETING
         self._nonces: tuple[bytes, bytes] | None = None
         """The client's and ours, once both are known."""
-        self._strangers.add(self, self._give_up)
+        self._handshakes.add(self, self._give_up)
         self._calls: dict[int, Context]
         self._resumed: asyncio.Future[None] | None = None
         self._on |= {
@@ -98,17 +98,17 @@ class ServerLink(Link):
     def _welcome(self) -> None:
         self._greeted = True
         self._decoder.limit = frames.MAX_FRAME
-        self._strangers.remove(self)
+        self._handshakes.remove(self)
 
     def _give_up(self, why: str) -> None:
-        self._strangers.refused(self.peer, why)
+        self._handshakes.rejected(self.peer, why)
         self.lose(Disconnected(f"connection closed: {why}"))
 
     def _report(self, error: ProtocolError) -> None:
         if self._greeted:
             super()._report(error)
         else:
-            self._strangers.refused(self.peer, error)
+            self._handshakes.rejected(self.peer, error)
 
     def _request(self, request: frames.Request) -> None:
         if not self._greeted:
@@ -134,7 +134,7 @@ class ServerLink(Link):
             context.stop_for_caller(kill=cancel.kill)
 
     def _lost(self, error: DynamoException) -> None:
-        self._strangers.remove(self)
+        self._handshakes.remove(self)
         self.resume()
         for context in tuple(self._calls.values()):
             context.stop_for_caller(kill=True)

@@ -15,9 +15,9 @@ from msgspec import Struct
 from dynamo.process.addresses import LOOPBACK, own_address
 from dynamo.protocols.errors import CannotConnect, Disconnected
 from dynamo.protocols.instance import Instance, Transport
-from dynamo.runtime.plane.base import PlaneError, served_path
+from dynamo.runtime.plane.base import PlaneError, instance_path
 from dynamo.runtime.plane.client_link import ClientLink
-from dynamo.runtime.plane.handshake import Strangers
+from dynamo.runtime.plane.handshake import PendingHandshakes
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.server_link import ServerLink
@@ -50,7 +50,7 @@ class TcpPlane:
         self._listening = asyncio.Lock()
         self._inbound: set[ServerLink] = set()
         self._open: set[_Protocol] = set()
-        self._strangers = Strangers()
+        self._handshakes = PendingHandshakes()
         self._pool = LinkPool(self._connect)
 
     async def start(self) -> None:
@@ -82,7 +82,7 @@ class TcpPlane:
         tls = config.tls.server_context(self._handshake_failed)
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: ServerProtocol(self._open, self._routes, self._inbound, self._strangers, config),
+                lambda: ServerProtocol(self._open, self._routes, self._inbound, self._handshakes, config),
                 config.host,
                 config.port,
                 backlog=1024,
@@ -97,10 +97,10 @@ class TcpPlane:
             raise PlaneError(f"cannot listen on {config.host}:{config.port}: {why}") from error
 
     def _handshake_failed(self, error: ssl.SSLError) -> None:
-        self._strangers.refused("a client", f"TLS failed: {tls_reason(error)}")
+        self._handshakes.rejected("a client", f"TLS failed: {tls_reason(error)}")
 
     def channel(self, instance: Instance) -> LinkChannel:
-        return LinkChannel(self._pool, instance.address, served_path(instance))
+        return LinkChannel(self._pool, instance.address, instance_path(instance))
 
     def link_rows(self) -> Iterator[dict[str, Any]]:
         for protocol in tuple(self._open):
@@ -189,11 +189,11 @@ class ServerProtocol(_Protocol):
         opened: set[_Protocol],
         routes: Mapping[str, Route],
         links: set[ServerLink],
-        strangers: Strangers,
+        handshakes: PendingHandshakes,
         config: TcpConfig,
     ) -> None:
         super().__init__(opened)
-        self._strangers = strangers
+        self._handshakes = handshakes
         self._routes = routes
         self._links = links
         self._config = config
@@ -206,7 +206,7 @@ class ServerProtocol(_Protocol):
             f"{host}:{port}",
             self._routes,
             token=self._config.token,
-            strangers=self._strangers,
+            handshakes=self._handshakes,
             beat=self._config.beat,
             patience=self._config.patience,
             close=stream.close,

@@ -2,6 +2,6 @@
 
 from dynamo.runtime.status.config import StatusConfig
 from dynamo.runtime.status.counts import EndpointCounts, endpoint_labels
-from dynamo.runtime.status.status import ServedEndpoint, Status
+from dynamo.runtime.status.status import EndpointStatus, Status
 
-__all__ = ["EndpointCounts", "ServedEndpoint", "Status", "StatusConfig", "endpoint_labels"]
+__all__ = ["EndpointCounts", "EndpointStatus", "Status", "StatusConfig", "endpoint_labels"]

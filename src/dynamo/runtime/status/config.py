@@ -11,7 +11,7 @@ from dynamo.settings import Setting, Settings, read
 
 OFF = -1
 DEFAULT_PORT = 8081
-"""Of DYN_SYSTEM_ENABLED without a port."""
+"""The port where DYN_SYSTEM_ENABLED is set without one."""
 Seconds = Meta(gt=0, lt=1e9)
 
 

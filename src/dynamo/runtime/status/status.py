@@ -17,7 +17,7 @@ from dynamo.runtime.stream import Handler
 OnHealth = Callable[[bool], Awaitable[None]]
 
 
-class ServedEndpoint:
+class EndpointStatus:
     """Ready from `begin` to `end`; if health checks are enabled, only while it passes them."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Status:
     def __init__(self, config: StatusConfig) -> None:
         self.config = config
         self._started = time.monotonic()
-        self._endpoints: list[ServedEndpoint] = []
+        self._endpoints: list[EndpointStatus] = []
         self._program_health: bool | None = None
         self._registries: list[tuple[Registry, dict[str, str]]] = []
         self._sources: list[Callable[[], Iterable[MetricFamily]]] = []
@@ -95,7 +95,7 @@ class Status:
         self.control_token: str | None = None
         """What callers from other machines must know; None: none of them may call a control."""
 
-    def add(self, endpoint: ServedEndpoint) -> None:
+    def add(self, endpoint: EndpointStatus) -> None:
         self._endpoints.append(endpoint)
 
     def set_program_health(self, ready: bool) -> None:
@@ -111,19 +111,19 @@ class Status:
         if self._program_health is False:
             return False
         endpoints = self.endpoints()
-        required = {*self.config.required, *(served.name for served in self._endpoints if served.required)}
+        required = {*self.config.required, *(endpoint.name for endpoint in self._endpoints if endpoint.required)}
         if required:
             return all(endpoints[name] for name in required)
         if self._program_health is not None:
             return self._program_health
-        if all(served.auxiliary for served in self._endpoints):
+        if all(endpoint.auxiliary for endpoint in self._endpoints):
             return self.config.starts_ready
         return all(endpoints.values())
 
     def endpoints(self) -> dict[str, bool]:
         """Every endpoint served or required, by name, and whether all its instances in this process are ready."""
         ready = dict.fromkeys(self.config.required, False)
-        names = {served.name for served in self._endpoints}
+        names = {endpoint.name for endpoint in self._endpoints}
         return ready | {name: all(one.ready for one in self._endpoints if one.name == name) for name in names}
 
     def add_registry(self, registry: Registry, labels: dict[str, str]) -> None:
@@ -155,5 +155,5 @@ class Status:
         return merged(families)
 
     def metrics(self) -> list[MetricFamily]:
-        own = component_metrics([served.counts for served in self._endpoints], self.uptime)
+        own = component_metrics([endpoint.counts for endpoint in self._endpoints], self.uptime)
         return [*own, *merged(family for source in self._sources for family in source())]

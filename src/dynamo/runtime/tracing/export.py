@@ -15,7 +15,7 @@ from dynamo.settings.setting import truthy
 log = logging.getLogger(__name__)
 
 LAST_EXPORT_SECONDS = 3.0
-"""At exit. An unreachable collector would otherwise delay it by half a minute."""
+"""The time for the export at exit, which an unreachable collector would otherwise delay by half a minute."""
 EXPORT_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 EXPORT_SECONDS = 10.0
 

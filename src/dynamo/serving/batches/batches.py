@@ -54,7 +54,7 @@ PURPOSE = "batch"
 WAIT_FOR_MODEL = 60.0
 """How long a batch waits for a model that is not served."""
 BUSY_PAUSES = (1.0, 30.0)
-"""The first and the longest pause while all workers are busy, before so many further attempts:"""
+"""The first and the longest pause, in seconds, between attempts while all workers are busy."""
 BUSY_ATTEMPTS = 6
 UNWRITABLE_PAUSE = 5.0
 """Between attempts while the disk is full."""

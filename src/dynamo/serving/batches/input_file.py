@@ -47,7 +47,7 @@ def check_file(path: Path, endpoint: BatchEndpoint, limits: LineLimits) -> tuple
 
 
 def numbered_lines(lines: BinaryIO, longest: int = -1) -> Iterator[tuple[int, bytes]]:
-    """Of a line with more than `longest` bytes the rest is skipped; -1 is no limit."""
+    """The lines with their numbers. The rest of a line with more than `longest` bytes is skipped; -1 is no limit."""
     for number, line in enumerate(bounded_lines(lines, longest), start=1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")

@@ -64,7 +64,7 @@ class Journal:
         self.failed = 0
 
     def check_output(self) -> None:
-        """Refuse to replace the answers of another run; those of an interrupted one are still in its journal."""
+        """Reject to replace the answers of another run; those of an interrupted one are still in its journal."""
         if self.output.exists() and not self.path.exists():
             raise JournalError(f"{self.output} exists: move it away, or name another file with --output")
 

@@ -31,7 +31,7 @@ async def until_leader_leaves(host: str, port: int) -> None:
         keep_probing(writer.get_extra_info("socket"))
         await reader.read()  # it sends nothing to a connection that asks for nothing
     except OSError:
-        """It refused the connection, or broke it off."""
+        """It rejected the connection, or broke it off."""
     finally:
         if writer is not None:
             writer.close()

@@ -41,7 +41,7 @@ class Registration:
         self._task = asyncio.create_task(self._run(), name="etcd lease")
 
     async def put(self, key: str, value: bytes) -> None:
-        self._refuse_unless_running()
+        self._reject_unless_running()
         self._own[key] = value
         await self._wait_written(key)
 
@@ -188,6 +188,6 @@ class Registration:
     def _name(self, key: str) -> bytes:
         return (self._config.prefix + key).encode()
 
-    def _refuse_unless_running(self) -> None:
+    def _reject_unless_running(self) -> None:
         if not self._task:
             raise DiscoveryError("this discovery is not started, or closed")

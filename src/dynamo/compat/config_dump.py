@@ -58,7 +58,7 @@ def get_runtime_info() -> dict[str, Any]:
 
 
 def get_config_dump(config: Any, extra_info: dict[str, Any] | None = None) -> str:
-    """The same text for the same facts: keys are sorted."""
+    """The dump as JSON with sorted keys: equal settings give equal text."""
     facts = {
         "config": config,
         "environment": get_environment_vars(),
@@ -72,7 +72,7 @@ def get_config_dump(config: Any, extra_info: dict[str, Any] | None = None) -> st
 
 
 def dump_config(dump_config_to: str | None, config: Any) -> None:
-    """To a file, whose folder is made if need be; without one, to the log at the level debug."""
+    """Write the dump to a file, whose folder is created; without a file, log it at the level debug."""
     if dump_config_to is None:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("configuration: %s", get_config_dump(config))

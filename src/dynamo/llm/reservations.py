@@ -1,4 +1,4 @@
-"""The bookings that a program has not freed yet; those it never frees expire."""
+"""The reservations that a program has not freed yet; those it never frees expire."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ log = logging.getLogger(__name__)
 EXPIRY = 300.0
 
 
-class ProgramBookings:
-    """By the program's own ids. A booking that was not touched for EXPIRY seconds is released."""
+class ProgramReservations:
+    """By the program's own ids. A reservation that was not touched for EXPIRY seconds is released."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Placement, float]] = {}

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamo.kv.messages import BOOKINGS, ActiveLoad, BookingAdded, BookingBatch, BookingFreed, WorkerRank, subject
+from dynamo.kv.messages import (
+    RESERVATIONS,
+    ActiveLoad,
+    ReservationAdded,
+    ReservationBatch,
+    ReservationFreed,
+    WorkerRank,
+    subject,
+)
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import (
@@ -461,13 +469,13 @@ async def test_frontends_count_each_others_requests(events: str) -> None:
         assert nothing_booked(one)
 
 
-def tell(worker: ScriptedWorker, batch: BookingBatch) -> None:
+def tell(worker: ScriptedWorker, batch: ReservationBatch) -> None:
     """As another router does."""
-    worker.runtime.events.publish(subject(PLACE, BOOKINGS), msgspec.msgpack.encode(batch))
+    worker.runtime.events.publish(subject(PLACE, RESERVATIONS), msgspec.msgpack.encode(batch))
 
 
-def added(worker: ScriptedWorker, name: str) -> BookingAdded:
-    return BookingAdded(router_id=7, request_id=name, worker_id=worker.id, prompt_tokens=16, prefill_tokens=16)
+def added(worker: ScriptedWorker, name: str) -> ReservationAdded:
+    return ReservationAdded(router_id=7, request_id=name, worker_id=worker.id, prompt_tokens=16, prefill_tokens=16)
 
 
 async def test_what_a_living_router_runs_counts_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,7 +502,7 @@ async def test_of_a_router_that_has_gone_silent_nothing_is_kept() -> None:
     async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
         await side.settled(1)
         own = await side.router.place(asking("E"))
-        tell(worker, BookingBatch([added(worker, "1"), added(worker, "2")], router_id=7))
+        tell(worker, ReservationBatch([added(worker, "1"), added(worker, "2")], router_id=7))
         await until(lambda: prefill(side, worker) == 36)
         assert side.kv.replicas
         now = asyncio.get_running_loop().time()
@@ -510,11 +518,11 @@ async def test_an_end_that_was_lost_is_made_good_by_what_its_router_says_it_runs
     local = Local()
     async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
         await side.settled(1)
-        tell(worker, BookingBatch([added(worker, name) for name in "123"], router_id=7))
+        tell(worker, ReservationBatch([added(worker, name) for name in "123"], router_id=7))
         await until(lambda: prefill(side, worker) == 48)
-        tell(worker, BookingBatch([], router_id=7, running=["2", "unheard of"]))
+        tell(worker, ReservationBatch([], router_id=7, running=["2", "unheard of"]))
         await until(lambda: prefill(side, worker) == 16)
-        tell(worker, BookingBatch([BookingFreed(router_id=7, request_id="2")], router_id=7))
+        tell(worker, ReservationBatch([ReservationFreed(router_id=7, request_id="2")], router_id=7))
         await until(lambda: nothing_booked(side))
 
 
@@ -522,7 +530,7 @@ async def test_bookings_of_a_router_that_never_says_what_it_runs_expire() -> Non
     local = Local()
     async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
         await side.settled(1)
-        tell(worker, BookingBatch([added(worker, "1")]))
+        tell(worker, ReservationBatch([added(worker, "1")]))
         await until(lambda: prefill(side, worker) == 16)
         assert side.kv.replicas
         now = asyncio.get_running_loop().time()
@@ -534,11 +542,12 @@ async def test_bookings_of_a_router_that_never_says_what_it_runs_expire() -> Non
 
 async def test_a_router_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "HEARTBEAT_SECONDS", 0.01)
-    local, heard = Local(), list[BookingBatch]()
+    local, heard = Local(), list[ReservationBatch]()
     async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
         await side.settled(1)
         await worker.runtime.events.subscribe(
-            subject(PLACE, BOOKINGS), lambda _, data: heard.append(msgspec.msgpack.decode(data, type=BookingBatch))
+            subject(PLACE, RESERVATIONS),
+            lambda _, data: heard.append(msgspec.msgpack.decode(data, type=ReservationBatch)),
         )
         first, second = [await side.router.place(asking(letters)) for letters in "AB"]
         await until(lambda: ["0", "1"] in [batch.running for batch in heard])
@@ -550,11 +559,12 @@ async def test_a_router_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_bookings_after_a_full_message_are_sent_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "MAX_HASHES", 4)
-    local, heard = Local(), list[BookingBatch]()
+    local, heard = Local(), list[ReservationBatch]()
     async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
         await side.settled(1)
         await worker.runtime.events.subscribe(
-            subject(PLACE, BOOKINGS), lambda _, data: heard.append(msgspec.msgpack.decode(data, type=BookingBatch))
+            subject(PLACE, RESERVATIONS),
+            lambda _, data: heard.append(msgspec.msgpack.decode(data, type=ReservationBatch)),
         )
         for letters in ("ABC", "ABC", "A", "B"):
             await side.router.place(asking(letters))

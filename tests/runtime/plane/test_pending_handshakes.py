@@ -6,12 +6,12 @@ import pytest
 
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.frames import HEADER, Hello, Kind, frame
-from dynamo.runtime.plane.handshake import Strangers
+from dynamo.runtime.plane.handshake import PendingHandshakes
 from dynamo.runtime.plane.server_link import ServerLink
 
 
-def link(strangers: Strangers | None = None) -> ServerLink:
-    return ServerLink(lambda data: None, "a stranger", {}, strangers=strangers, beat=60.0)
+def link(handshakes: PendingHandshakes | None = None) -> ServerLink:
+    return ServerLink(lambda data: None, "a stranger", {}, handshakes=handshakes, beat=60.0)
 
 
 async def lost(one: ServerLink) -> None:
@@ -34,21 +34,21 @@ async def test_after_hello_large_frames_are_read() -> None:
 
 
 async def test_a_connection_without_hello_is_closed_after_a_while() -> None:
-    await lost(link(Strangers(patience=0.01)))
+    await lost(link(PendingHandshakes(patience=0.01)))
 
 
 async def test_a_greeted_connection_stays_open() -> None:
-    strangers = Strangers(patience=0.01)
-    peer = link(strangers)
+    handshakes = PendingHandshakes(patience=0.01)
+    peer = link(handshakes)
     peer.feed(frame(Kind.HELLO, Hello()))
-    await lost(link(strangers))
+    await lost(link(handshakes))
     assert not peer.lost
 
 
 @pytest.mark.parametrize("count", [3, 10])
 async def test_of_too_many_strangers_the_oldest_is_closed(count: int) -> None:
-    strangers = Strangers(limit=2)
-    links = [link(strangers) for _ in range(count)]
+    handshakes = PendingHandshakes(limit=2)
+    links = [link(handshakes) for _ in range(count)]
     assert [each.lost for each in links] == [True] * (count - 2) + [False, False]
     for each in links[-2:]:
         each.feed(frame(Kind.HELLO, Hello()))

@@ -1,15 +1,51 @@
-"""Makes a runtime from a worker's flags."""
+"""What ai-dynamo's workers import from `dynamo.common`: a constant, and how they read their flags."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import warnings
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from typing import Any, TypeVar
 
+from dynamo.protocols.card import ModelType
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
+
+
+class DisaggregationMode(Enum):
+    """What a worker does of a request."""
+
+    AGGREGATED = "agg"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ENCODE = "encode"
+
+
+_TYPES = {"chat": ModelType.Chat, "completions": ModelType.Completions}
+
+
+def parse_endpoint_types(endpoint_types_str: str) -> ModelType:
+    """`chat`, `completions` or both with a comma."""
+    names = [name.strip().lower() for name in endpoint_types_str.split(",") if name.strip()]
+    if not names:
+        raise ValueError("there is no endpoint type; give chat, completions or both with a comma")
+    result = ModelType(0)
+    for name in names:
+        if name not in _TYPES:
+            raise ValueError(f"Invalid endpoint type: '{name}'. There are chat and completions.")
+        result |= _TYPES[name]
+    return result
+
+
+def get_worker_namespace(namespace: str | None = None) -> str:
+    """The given one or else that of DYN_NAMESPACE, with DYN_NAMESPACE_WORKER_SUFFIX after a hyphen if that is set."""
+    name = namespace or os.environ.get("DYN_NAMESPACE") or "dynamo"
+    suffix = os.environ.get("DYN_NAMESPACE_WORKER_SUFFIX")
+    return f"{name}-{suffix}" if suffix else name
+
 
 Result = TypeVar("Result")
 

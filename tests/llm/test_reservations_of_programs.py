@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from dynamo.llm.bookings import EXPIRY, ProgramBookings
+from dynamo.llm.reservations import EXPIRY, ProgramReservations
 from dynamo.router import Placement
 
 
@@ -18,16 +18,16 @@ class Booked:
 
 
 def test_a_booking_is_given_back_when_nothing_was_said_of_it_for_long() -> None:
-    bookings = ProgramBookings()
+    reservations = ProgramReservations()
     one, two, three = Booked(), Booked(), Booked()
-    for name, booked in (("one", one), ("two", two), ("three", three)):
-        bookings.add(name, cast(Placement, booked), 0)
-    bookings.first_token("one", 1)
-    bookings.free("three")
-    bookings.expire(EXPIRY - 1)
+    for name, reserved in (("one", one), ("two", two), ("three", three)):
+        reservations.add(name, cast(Placement, reserved), 0)
+    reservations.first_token("one", 1)
+    reservations.free("three")
+    reservations.expire(EXPIRY - 1)
     assert two.told == []
-    bookings.expire(EXPIRY)
+    reservations.expire(EXPIRY)
     assert (one.told, two.told, three.told) == (["first token"], ["released"], ["released"])
-    assert "one" in bookings
-    bookings.expire(EXPIRY + 1)
+    assert "one" in reservations
+    reservations.expire(EXPIRY + 1)
     assert one.told == ["first token", "released"]

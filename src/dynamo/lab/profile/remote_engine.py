@@ -21,7 +21,7 @@ from msgspec import Struct
 from dynamo.lab.profile.fit_profile import DecodeTime, MixedTime, PrefillTime
 
 _REPEATS = range(3, 16)
-"""At least and at most so often, until `_ENOUGH` seconds are spent."""
+"""How often a measurement is repeated, until `_ENOUGH` seconds are spent."""
 _ENOUGH = 1.0
 _TOKENS = 48
 """Output tokens of a request that measures decoding."""
@@ -35,17 +35,17 @@ class ProfileError(Exception):
     """Its message is for the user."""
 
 
-class _Usage(Struct):
+class _ReportedUsage(Struct):
     completion_tokens: int = 0
 
 
-class _Event(Struct):
-    usage: _Usage | None = None
+class _StreamEvent(Struct):
+    usage: _ReportedUsage | None = None
     error: object = None
     choices: list[object] = []
 
 
-class ServedEngine:
+class RemoteEngine:
     """Sends prompts of token ids to /v1/completions and measures when their tokens come."""
 
     clock = staticmethod(time.perf_counter)
@@ -56,7 +56,7 @@ class ServedEngine:
         self.step_tokens = min(longest, step_tokens)
         """The longest prompt that one step computes as a whole."""
         self._random = random.Random()
-        self._decode_event = msgspec.json.Decoder(_Event).decode
+        self._decode_event = msgspec.json.Decoder(_StreamEvent).decode
 
     async def token_times(self, prompt: int | list[int], answer: int, seen: list[float] | None = None) -> list[float]:
         """When each token came, by `clock`, in `seen` as they come.
@@ -115,7 +115,7 @@ class ServedEngine:
         return step if step > 0 else None
 
     async def decode(self, requests: int, tokens: int) -> DecodeTime:
-        """Of several times the median, as the first with so many requests may be slower than all others."""
+        """The median of several times, as the first run of a batch size may be slower than all others."""
         times = [await self._decode_once(requests, tokens) for _ in range(_REPEATS.start)]
         return sorted(times, key=lambda time: time.milliseconds)[len(times) // 2]
 
@@ -134,7 +134,7 @@ class ServedEngine:
                 raise ProfileError(f"{requests} requests never ran at the same time: try fewer with --max-requests")
 
     async def mixed(self, tokens: int, requests: int, context: int) -> MixedTime:
-        """Prompts of so many tokens among requests that decode."""
+        """Measure prompts of `tokens` tokens among requests that decode."""
         answers: list[list[float]] = [[] for _ in range(requests)]
         most = max(_TOKENS, self._longest - context)
         running = [asyncio.create_task(self.token_times(context, most, seen)) for seen in answers]
@@ -157,7 +157,7 @@ class ServedEngine:
     async def _all_got(
         self, answers: Sequence[list[float]], tokens: int, running: Sequence[asyncio.Task[list[float]]]
     ) -> None:
-        """Wait until each request has so many more tokens."""
+        """Wait until each request has `tokens` more tokens."""
         before = [len(times) for times in answers]
         while any(len(times) < had + tokens for times, had in zip(answers, before, strict=True)):
             for task in running:
@@ -172,7 +172,7 @@ def _pace(times: Sequence[float]) -> float:
 
 
 def _mixed_time(tokens: int, answers: Sequence[list[float]], probes: Sequence[tuple[float, float]]) -> MixedTime:
-    """Of the gaps between tokens, the longest while a prompt was under way is that of its step."""
+    """The time of a step with a prompt: the longest gap between tokens while the prompt was under way."""
     plain, steps = [], []
     for times in answers:
         gaps = list(pairwise(times))

@@ -1,1 +1,0 @@
-"""Helpers that workers import by these names."""
