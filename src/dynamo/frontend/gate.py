@@ -72,8 +72,9 @@ class Gate:
                     if route.endpoint:
                         # Only now: clients that send only a part of their body must not use up the limit.
                         self._requests.check(self._config.max_concurrent_requests)
-                        if self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
-                            metered = meter.admit(tokens_reserved(route, body, raw_body))
+                    if route.limited and self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
+                        metered = meter.admit(tokens_reserved(route, body, raw_body))
+                    if route.endpoint:
                         self._requests.run(record)
                     response = await route.handler(self._frontend, HttpCall(request, record, body, raw_body))
                 status = response.status
@@ -153,10 +154,10 @@ class Gate:
             raise Unavailable("The service is shutting down.")
         if route.endpoint:
             self._requests.check(self._config.max_concurrent_requests)
-            if self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
-                # Its headers are in every answer; a request that is over a limit is refused before its body is read.
-                request[METER] = meter
-                meter.check()
+        if route.limited and self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
+            # Its headers are in every answer; a request that is over a limit is refused before its body is read.
+            request[METER] = meter
+            meter.check()
 
     def _client_left(self, request: web.Request, record: RequestRecord) -> None:
         if request.transport is None and record.endpoint:
