@@ -185,7 +185,9 @@ async def test_each_request_has_one_line_in_the_log(tmp_path: Path, caplog: pyte
 async def test_a_body_over_the_limit_is_refused_however_it_is_sent(tmp_path: Path, chunked: bool) -> None:
     async with serving(tmp_path, body_limit_mb=1) as stack:
         framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {4 * MB}"
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+        )
         async with stack.raw() as (reader, writer):
             writer.write(head.encode())
             if chunked:

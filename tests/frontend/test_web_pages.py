@@ -36,7 +36,8 @@ async def test_a_name_that_is_not_of_this_machine_is_refused_on_every_route(tmp_
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST:1", "a.localhost", "127.0.0.1", "127.9.9.9:80", "[::1]", "[::1]:8080", "proxy.example"]
+    "host",
+    ["localhost", "LOCALHOST:1", "a.localhost", "127.0.0.1", "127.9.9.9:80", "[::1]", "[::1]:8080", "proxy.example"],
 )
 async def test_names_of_this_machine_and_allowed_ones_are_served(tmp_path: Path, host: str) -> None:
     async with serving(tmp_path, allowed_hosts=("proxy.example",)) as stack:
@@ -58,7 +59,9 @@ async def test_a_server_with_keys_or_open_to_the_network_has_any_name(tmp_path: 
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b", None])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b", None]
+)
 @pytest.mark.parametrize("origin", [EVIL, "null"])
 async def test_a_form_of_another_site_is_refused(tmp_path: Path, host: str, kind: str | None, origin: str) -> None:
     async with serving(tmp_path, host=host) as stack:

@@ -68,7 +68,7 @@ class Callers:
         return self._config.is_local
 
     def _keep_web_pages_out(self, request: web.Request) -> None:
-        """Where no key is needed, a page of any web site could ask by way of the browser of somebody on this machine."""
+        """Where no key is needed, a page of any web site could ask by way of a browser on this machine."""
         sent = request.headers
         if self._config.is_local and (host := sent.get("Host")) is not None and host not in self._local_hosts:
             self._check_host(host)

@@ -29,7 +29,7 @@ LINGER = 2.0
 
 
 class UnfinishedHeaders:
-    """The headers that are still arriving at one server. Beyond `budget` bytes the connection of the oldest is closed."""
+    """The headers still arriving at one server. Beyond `budget` bytes the connection of the oldest is closed."""
 
     def __init__(self, budget: int = HEADERS) -> None:
         self._budget = budget

@@ -192,9 +192,7 @@ class KserveServer:
             if call:
                 self._admission.end(call.observer, error)
 
-    async def _stream(
-        self, owner: str, requests: AsyncIterator[Message], context: Any
-    ) -> AsyncIterator[Message]:
+    async def _stream(self, owner: str, requests: AsyncIterator[Message], context: Any) -> AsyncIterator[Message]:
         """Requests are answered one after the other; one that fails is answered with its error."""
         async for request in requests:
             call: GrpcCall | None = None

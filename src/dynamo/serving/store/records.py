@@ -13,7 +13,7 @@ Change = Callable[[bytes], bytes]
 
 
 class Limits(Struct, frozen=True):
-    """When a kind holds more than this, records of the owner that has most are dropped: those whose last write is oldest.
+    """When a kind holds more than this, the owner that has most of it loses the record whose last write is oldest.
 
     So nobody loses a record while he has less than an equal share.
     """
