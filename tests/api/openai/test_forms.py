@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -69,7 +69,7 @@ async def test_an_odd_form_is_answered_and_no_failure_of_the_server(
 async def test_a_part_that_nobody_reads_is_no_way_around_the_limit_of_files(tmp_path: Path) -> None:
     part = START + b'Content-Disposition: form-data; name="other"\r\n\r\n' + bytes(1 << 16)
 
-    async def endless() -> AsyncIterator[bytes]:
+    async def endless() -> AsyncGenerator[bytes, None]:
         yield part
         while True:
             yield bytes(1 << 16)
