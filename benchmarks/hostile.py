@@ -311,7 +311,7 @@ def unfinished_bodies(url: str, seconds: float) -> None:
     yield_processors()
     print("ready", flush=True)
     sys.stdin.readline()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: 41000000\r\n\r\n"
     opened = []
     for _ in range(20):

@@ -12,7 +12,7 @@ from dynamo.frontend.bodies import ArrivingBodies
 from dynamo.protocols.errors import ResourceExhausted
 from support.serving import CHAT, serving
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 def stream() -> StreamReader:

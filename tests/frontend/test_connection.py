@@ -18,7 +18,7 @@ from support.limits import few_files
 from support.serving import CHAT, Holding, Served, serving
 from support.waiting import PATIENCE, until
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 async def closed(reader: asyncio.StreamReader) -> bytes:
@@ -80,7 +80,7 @@ async def test_zero_means_no_limit(tmp_path: Path) -> None:
     none: Any = {"header_timeout": 0.0, "body_timeout": 0.0, "idle_timeout": 0.0, "stall_timeout": 0.0}
     async with serving(tmp_path, **none) as stack, stack.raw() as (reader, writer):
         for _ in range(2):
-            writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b"200" in await reader.readuntil(b"\r\n\r\n")
             await reader.readuntil(b"}")
         assert (await stack.chat()).status == 200
@@ -252,5 +252,5 @@ async def test_connections_beyond_the_limit_of_open_files_are_refused_and_the_ot
 
 
 async def live(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
     return await reader.readuntil(b"}")

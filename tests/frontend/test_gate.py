@@ -185,7 +185,9 @@ async def test_each_request_has_one_line_in_the_log(tmp_path: Path, caplog: pyte
 async def test_a_body_over_the_limit_is_refused_however_it_is_sent(tmp_path: Path, chunked: bool) -> None:
     async with serving(tmp_path, body_limit_mb=1) as stack:
         framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {4 * MB}"
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+        )
         async with stack.raw() as (reader, writer):
             writer.write(head.encode())
             if chunked:
@@ -230,7 +232,7 @@ async def test_more_requests_than_the_limit_are_told_to_retry(tmp_path: Path, st
 async def test_requests_whose_body_has_not_arrived_do_not_use_up_the_limit(tmp_path: Path) -> None:
     engine = Holding()
     body = msgspec.json.encode(CHAT)
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
     async with serving(tmp_path, engine, max_concurrent_requests=1) as stack, stack.raw() as (reader, writer):
         writer.write(f"{head}\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
         assert b"100" in await reader.readline()  # the request has been admitted and its body is read

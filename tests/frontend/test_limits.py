@@ -192,3 +192,21 @@ async def test_answers_of_a_limited_key_say_what_is_left(tmp_path: Path) -> None
             await answer.read()
         unlimited = await stack.http.get(f"{stack.url}/v1/models", headers={"Authorization": "Bearer one"})
         assert "x-ratelimit-limit-requests" not in unlimited.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"model": "tiny", "prompt": "a"}),
+        ("/detokenize", {"model": "tiny", "tokens": [1]}),
+        ("/v1/messages/count_tokens", {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses/input_tokens", {"model": "tiny", "input": "a"}),
+    ],
+)
+async def test_what_only_tokenizes_counts_toward_the_limits_of_its_key(
+    tmp_path: Path, path: str, body: dict[str, object]
+) -> None:
+    async with serving(tmp_path, api_keys=("k",), key_requests_per_second=0.001) as stack:
+        headers = {"Authorization": "Bearer k"}
+        statuses = [(await stack.http.post(stack.url + path, json=body, headers=headers)).status for _ in range(2)]
+        assert statuses == [200, 429]

@@ -115,3 +115,9 @@ def _number(headers: Headers, names: Sequence[str], low: int, high: int) -> int 
         if text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= 20 and low <= int(text) <= high:
             return int(text)
     return None
+
+
+def is_json(content_type: str) -> bool:
+    return content_type == "application/json" or (
+        content_type.startswith("application/") and content_type.endswith("+json")
+    )

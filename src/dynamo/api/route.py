@@ -116,7 +116,9 @@ class HttpRoute(Struct, Generic[Process, Body], frozen=True):
     """The fields of the body that limit the length of the answer, for operators' templates and for limits of keys."""
     access: Access = Access.KEY
     endpoint: str | None = None
-    """The route runs a model: its requests are counted under this label, traced and limited."""
+    """The route runs a model: its requests are counted under this label and traced."""
+    limited: bool = False
+    """Its requests count toward the limits of their key."""
     embeds: bool = False
     """Its answers are embeddings, whose latency has a metric."""
     batched: AnswerLine | None = None
@@ -148,8 +150,10 @@ WRITTEN_ERRORS = (400, 401, 404, 413, 415)
 def inference(
     path: str, handler: Handler[Process, Body], body: type[Body], answer: type, summary: str, **more: Any
 ) -> HttpRoute[Process, Body]:
-    """A route that asks a model."""
-    return HttpRoute("POST", path, handler, body, summary=summary, answer=answer, statuses=INFERENCE_ERRORS, **more)
+    """A route that asks a model, or its tokenizer."""
+    return HttpRoute(
+        "POST", path, handler, body, limited=True, summary=summary, answer=answer, statuses=INFERENCE_ERRORS, **more
+    )
 
 
 class Api(Struct, frozen=True):

@@ -21,7 +21,7 @@ def application(gate: Gate, config: FrontendConfig, apis: Sequence[Api]) -> web.
     app = web.Application(client_max_size=config.body_limit_mb << 20)
 
     def add(route: AnyRoute, method: str) -> None:
-        app.router.add_route(method, route.path, gate.guard(route))
+        app.router.add_route(method, route.path, gate.guard(route), expect_handler=_left_to_the_gate)
 
     by_path: dict[str, list[AnyRoute]] = {}
     documented = routes(apis)
@@ -40,3 +40,7 @@ def application(gate: Gate, config: FrontendConfig, apis: Sequence[Api]) -> web.
     app[DOCUMENTS] = Documents(document(documented))
     app[PAGES] = Pages()
     return app
+
+
+async def _left_to_the_gate(request: web.Request) -> None:
+    """Clients are told to go on once their key is known to be good, and the library would tell them before."""

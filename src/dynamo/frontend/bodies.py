@@ -91,8 +91,7 @@ class BodyReader(Generic[Body]):
     async def read(self, request: web.Request) -> tuple[Body, bytes | bytearray]:
         """The decoded body and its JSON, both with the fields that the operator's template fills in."""
         kind = request.content_type
-        is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
-        if not is_json and self._only_json:
+        if self._only_json and not headers.is_json(kind):
             raise HttpError(415, f"Content-Type must be application/json, not {kind}")
         config = self._config
         limit = config.body_limit_mb << 20

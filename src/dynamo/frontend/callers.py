@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from dynamo.api.headers import is_json
 from dynamo.api.host import Owner
 from dynamo.api.route import OWNER, TENANT, Access, AnyRoute
 from dynamo.frontend.admission.cors import Cors
@@ -19,6 +20,7 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import HttpError
 
+MOST_HOSTS = 256
 BYTES_PER_TOKEN = 4
 """How many bytes of a request's body count as one token, before the prompt is tokenized."""
 
@@ -33,9 +35,13 @@ class Callers:
             self._meters[ANYBODY] = KeyMeter(config.default_key_limits.divided(config.workers), clock)
         self._tenants = {key.owner: key.tenant for key in keys} if keys.closed else {}
         self.has_limits = bool(self._meters)
+        self._local_hosts: set[str] = set()
+        """Headers that were found to name this machine."""
 
     def admit(self, request: web.Request, access: Access) -> None:
         """Raises Unauthorized, or an HttpError that says why this route is closed."""
+        if not self._keys.closed:
+            self._keep_web_pages_out(request)
         if access is Access.ADMIN:
             self._admit_admin(request)
         elif access is Access.KEY or (access is Access.METRICS and self._config.protect_metrics):
@@ -60,6 +66,31 @@ class Callers:
         if self._keys.closed or self._keys.has_admins:
             return self._keys.is_known(request.headers)
         return self._config.is_local
+
+    def _keep_web_pages_out(self, request: web.Request) -> None:
+        """Where no key is needed, a page of any web site could ask by way of a browser on this machine."""
+        sent = request.headers
+        if self._config.is_local and (host := sent.get("Host")) is not None and host not in self._local_hosts:
+            self._check_host(host)
+        if request.method in ("GET", "HEAD", "OPTIONS") or (origin := sent.get("Origin")) is None:
+            return
+        # Browsers ask before they send JSON to another site, and are told that they may not.
+        if is_json(request.content_type) or self._cors.allows_all or self._cors.allows(origin):
+            return
+        if origin.partition("://")[2].lower() != sent.get("Host", "").lower():
+            raise HttpError(
+                403, "Only JSON is taken from web pages of other sites; --cors-allow-origin names those to trust."
+            )
+
+    def _check_host(self, host: str) -> None:
+        if not _is_this_machine(host) and _name_of(host) not in self._config.allowed_hosts:
+            raise HttpError(
+                403,
+                "This server answers on this machine only: call it as http://localhost or by its address, "
+                "or name the host in --http-allowed-hosts.",
+            )
+        if len(self._local_hosts) < MOST_HOSTS:
+            self._local_hosts.add(host)
 
     def _admit_admin(self, request: web.Request) -> None:
         if self._keys.has_admins:
@@ -102,14 +133,19 @@ def tokens_reserved(route: AnyRoute, body: Any, raw_body: bytes | bytearray) -> 
 
 def _is_this_machine(host: str) -> bool:
     """Whether a Host header names this machine. Any other name could be one that a web site lets lead here."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
-    name = name.strip("[]").lower()
+    name = _name_of(host)
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
         return ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _name_of(host: str) -> str:
+    """A Host header without its port."""
+    name, _, port = host.rpartition(":")
+    return (name if port.isdecimal() and not host.endswith("]") else host).strip("[]").lower()
 
 
 def _is_same(origin: str, request: web.Request) -> bool:

@@ -15,7 +15,7 @@ from aiohttp.web_request import BaseRequest
 from msgspec import Struct
 
 from dynamo.api.answers.errors import error_response
-from dynamo.process.http_connection import LINGER, HttpConnection
+from dynamo.process.http_connection import LINGER, HttpConnection, UnfinishedHeaders
 from dynamo.process.open_files import FileReserve
 from dynamo.protocols.errors import HttpError
 
@@ -41,10 +41,13 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
 class Connection(HttpConnection):
     __slots__ = ("_busy", "_header_timer", "_is_http2", "_limits", "_stall_timer")
 
-    def __init__(self, server: web.Server, limits: ConnectionLimits, reserve: FileReserve) -> None:
+    def __init__(
+        self, server: web.Server, limits: ConnectionLimits, reserve: FileReserve, headers: UnfinishedHeaders
+    ) -> None:
         super().__init__(
             server,
             reserve,
+            headers,
             access_log=None,  # documented as: no log
             keepalive_timeout=limits.idle or FOREVER,
             lingering_time=LINGER,
@@ -68,7 +71,7 @@ class Connection(HttpConnection):
         self._busy = False
 
     def data_received(self, data: bytes) -> None:
-        if not self._rejected and not self._busy and self._header_timer is None and self._limits.header:
+        if not self._discards and not self._busy and self._header_timer is None and self._limits.header:
             loop = asyncio.get_running_loop()
             self._header_timer = loop.call_later(self._limits.header, self._too_slow, "to send a header")
             self._is_http2 = data.startswith(HTTP2_PREFACE)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from dynamo.api import headers
 from dynamo.api.answers.errors import Dialect, error_response
@@ -30,6 +30,8 @@ DIALECT = web.RequestKey("dialect", Dialect)
 """Where a request keeps that of its route."""
 METER = web.RequestKey("meter", KeyMeter)
 """Where a request keeps the limits of its key, if there are any."""
+STRANGERS = frozenset((401, 403))
+"""Statuses of answers to clients that may not call the route."""
 UNREAD = frozenset((408, 413))
 """Statuses of answers given before the whole body has arrived."""
 
@@ -64,12 +66,15 @@ class Gate:
                 response: web.StreamResponse | None = self._cors.preflight(request) if self._cors else None
                 if response is None:
                     self._admit(request, route)
+                    if "Expect" in request.headers:
+                        await _go_on(request)
                     body, raw_body = await read(request)
                     if route.endpoint:
                         # Only now: clients that send only a part of their body must not use up the limit.
                         self._requests.check(self._config.max_concurrent_requests)
-                        if self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
-                            metered = meter.admit(tokens_reserved(route, body, raw_body))
+                    if route.limited and self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
+                        metered = meter.admit(tokens_reserved(route, body, raw_body))
+                    if route.endpoint:
                         self._requests.run(record)
                     response = await route.handler(self._frontend, HttpCall(request, record, body, raw_body))
                 status = response.status
@@ -84,6 +89,8 @@ class Gate:
             except Exception as error:
                 response = self._failed(route, record, error)
                 status = response.status
+                if status in STRANGERS and not request.content.is_eof():
+                    _discard_rest(request, response)
             finally:
                 self._answered(request)
                 if record.outcome is None:
@@ -147,10 +154,10 @@ class Gate:
             raise Unavailable("The service is shutting down.")
         if route.endpoint:
             self._requests.check(self._config.max_concurrent_requests)
-            if self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
-                # Its headers are in every answer; a request that is over a limit is refused before its body is read.
-                request[METER] = meter
-                meter.check()
+        if route.limited and self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
+            # Its headers are in every answer; a request that is over a limit is refused before its body is read.
+            request[METER] = meter
+            meter.check()
 
     def _client_left(self, request: web.Request, record: RequestRecord) -> None:
         if request.transport is None and record.endpoint:
@@ -196,3 +203,21 @@ class Gate:
         if self._tracing:
             self._tracing.end(record, status)
         record.forget()
+
+
+async def _go_on(request: web.Request) -> None:
+    """Tell a client that waits for it to send the body."""
+    if request.version < HttpVersion11:
+        return
+    if request.headers["Expect"].lower() != "100-continue":
+        raise HttpError(417, "Only 100-continue can be expected")
+    if not request.content.is_eof():
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # Not a part of the answer.
+        request.writer.output_size = 0
+
+
+def _discard_rest(request: web.Request, response: web.Response) -> None:
+    response.force_close()
+    if isinstance(request.protocol, Connection):
+        request.protocol.discard()

@@ -34,14 +34,18 @@ class GrpcAdmission:
         self._keys = config.keys()
         self._metered: dict[RequestRecord, MeteredRequest] = {}
 
-    def begin(self, route: RpcRoute, metadata: Mapping[str, str], inference: Inference | None) -> RequestRecord | None:
-        owner = ANYBODY if route.access is Access.PROBE else self._keys.check(CIMultiDict(metadata))
-        if inference is None:
-            return None
-        if self._frontend.draining:
-            raise Unavailable("The service is shutting down.")
+    def check(self, route: RpcRoute, metadata: Mapping[str, str]) -> str:
+        if route.access is Access.PROBE:
+            return ANYBODY
+        owner = self._keys.check(CIMultiDict(metadata))
+        if route.endpoint and not route.streams:
+            self._check_limits(owner)
+        return owner
+
+    def begin(self, route: RpcRoute, owner: str, inference: Inference) -> RequestRecord:
+        # The messages of one stream come whenever the client sends them.
+        self._check_limits(owner)
         requests = self._frontend.requests
-        requests.check(self._config.max_concurrent_requests)
         meter = self._frontend.callers.meter(owner)
         metered = meter.admit(inference.size // BYTES_PER_TOKEN + inference.max_tokens) if meter else None
         inference.context.tenant = self._frontend.callers.tenant(owner)
@@ -53,6 +57,13 @@ class GrpcAdmission:
         if metered:
             self._metered[record] = metered
         return record
+
+    def _check_limits(self, owner: str) -> None:
+        if self._frontend.draining:
+            raise Unavailable("The service is shutting down.")
+        self._frontend.requests.check(self._config.max_concurrent_requests)
+        if meter := self._frontend.callers.meter(owner):
+            meter.check()
 
     def end(self, observer: RequestObserver | None, error: DynamoException | None) -> None:
         record = cast(RequestRecord, observer)

@@ -33,6 +33,7 @@ from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.state import Frontend
 from dynamo.frontend.tls import Certificate, TlsError
 from dynamo.model import HubConfig
+from dynamo.process.http_connection import UnfinishedHeaders
 from dynamo.process.open_files import FileReserve, grpc_connections
 from dynamo.protocols.errors import StartError, Unavailable
 from dynamo.runtime import DistributedRuntime
@@ -201,12 +202,12 @@ class Server:
     async def _listen(self, runner: web.AppRunner, tls: ssl.SSLContext | None) -> asyncio.Server:
         """Listen, and set `url`."""
         http, limits = runner.server, self._config.connection_limits
-        reserve = FileReserve(grpc_connections() if self.grpc else 0)
+        reserve, headers = FileReserve(grpc_connections() if self.grpc else 0), UnfinishedHeaders()
         assert http
         host, port = self._config.host, self._config.http_port
         try:
             listener = await asyncio.get_running_loop().create_server(
-                lambda: Connection(http, limits, reserve),
+                lambda: Connection(http, limits, reserve, headers),
                 host,
                 port,
                 ssl=tls,

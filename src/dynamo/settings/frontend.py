@@ -21,6 +21,10 @@ def _is_host(text: str) -> bool:
     return bool(text) and not any(character.isspace() for character in text)
 
 
+def _is_host_name(text: str) -> bool:
+    return _is_host(text) and text == text.lower() and not set(text) & set(":/*")
+
+
 def _is_key(text: str) -> bool:
     return bool(text.strip()) and text.isascii() and text.isprintable()
 
@@ -54,6 +58,11 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--cors-allow-origin", "DYN_HTTP_CORS_ALLOW_ORIGIN",
         "web pages that may read answers, * for all; may be repeated", "ORIGIN", HTTP, valid=_is_origin,
         expects="* or like https://example.org")] = ()
+    allowed_hosts: Annotated[tuple[str, ...], Setting(
+        "--http-allowed-hosts", "DYN_HTTP_ALLOWED_HOSTS",
+        "name by which clients may call a server on a loopback address without keys, beside localhost and addresses; "
+        "may be repeated", "NAME", HTTP, valid=_is_host_name,
+        expects="a host's name in lower case, without a port")] = ()
     sse_keep_alive_secs: Annotated[float, Seconds, Setting(
         "--sse-keep-alive-secs", "DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS",
         "send a comment this often until the first token", "SECONDS", HTTP, default="off",

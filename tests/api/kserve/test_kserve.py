@@ -18,6 +18,8 @@ from support.stack import Stack
 from support.toys import Live, Scripted, toy_card, toy_folder
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
+grpcio = pytest.importorskip("grpc", reason="grpcio is not installed")
+pytest.importorskip("grpc.aio")
 grpcclient = pytest.importorskip("tritonclient.grpc.aio", reason="tritonclient is not installed")
 from tritonclient.grpc import InferInput  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
@@ -222,6 +224,33 @@ async def test_calls_need_the_key_of_the_server(folder: Path) -> None:
                 assert raised.value.status() == "StatusCode.UNAUTHENTICATED"
             key = {"authorization": "Bearer sesame"}
             assert (await client.infer("org/toy", text("hi"), headers=key)).as_numpy("text_output").size == 1
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ModelReady", "ModelConfig"])
+async def test_a_call_without_a_key_is_refused_before_its_message_is_read(folder: Path, method: str) -> None:
+    async with Live(**GRPC, api_keys=("sesame",)) as live:
+        assert live.server.grpc
+        assert await unread(live.server.grpc.address, method) is grpcio.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_probe_is_answered_without_its_message(folder: Path) -> None:
+    async with Live(**GRPC, api_keys=("sesame",)) as live:
+        assert live.server.grpc
+        async with grpcio.aio.insecure_channel(live.server.grpc.address) as channel:
+            assert await channel.stream_unary("/inference.GRPCInferenceService/ServerLive")(nothing()) == b"\x08\x01"
+
+
+async def nothing() -> AsyncIterator[bytes]:
+    """A message that never comes."""
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def unread(address: str, method: str) -> Any:
+    """The answer to a call whose message never comes."""
+    async with grpcio.aio.insecure_channel(address) as channel:
+        call = channel.stream_stream(f"/inference.GRPCInferenceService/{method}")(nothing())
+        return await call.code()
 
 
 async def test_a_key_has_the_limits_over_grpc_that_it_has_over_http(folder: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from dynamo.protocols.errors import CannotStore, StartError
 from dynamo.serving.store import Limits, Records
-from dynamo.serving.store.records import MemoryRecords
+from dynamo.serving.store.records import MemoryRecords, OwnedRecords
 from dynamo.serving.store.sqlite import SqliteRecords
 from support.limits import full_disk
 
@@ -78,6 +78,43 @@ async def test_the_oldest_go_when_they_are_too_large(records: Records) -> None:
     assert await records.all("small") == []
     await records.put("small", "d", bytes(40))
     assert await records.all("small") == [bytes(40)]
+
+
+async def test_an_owner_displaces_none_of_another_beyond_its_own_share(records: Records) -> None:
+    mine, others = OwnedRecords(records, "mine"), OwnedRecords(records, "other")
+    await mine.put("small", "kept", bytes(30))
+    for number in range(10):
+        await others.put("small", str(number), bytes([number]))
+    assert await mine.get("small", "kept") == bytes(30)
+    assert await others.all("small") == [b"\x08", b"\x09"]
+    await others.put("small", "large", bytes(90))
+    assert await others.all("small") == []
+    assert await mine.get("small", "kept") == bytes(30)
+
+
+async def test_a_new_owner_gets_room_from_the_one_that_has_most(records: Records) -> None:
+    first, second = OwnedRecords(records, "first"), OwnedRecords(records, "second")
+    for number in range(3):
+        await first.put("small", str(number), b"1")
+    await second.put("small", "a", b"2")
+    assert await first.all("small") == [b"1", b"1"]
+    assert await second.all("small") == [b"2"]
+
+
+async def test_a_file_of_a_server_without_shares_gets_them(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    records = SqliteRecords(path, {})
+    for id in ("first/a", "first/b", "first/c", "second/a"):
+        await records.put("small", id, id.encode())
+    await records.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(
+            "DROP TABLE shares; DROP INDEX records_by_owner; DROP TRIGGER share_added; DROP TRIGGER share_removed"
+        )
+    records = SqliteRecords(path, LIMITS)
+    await records.put("small", "second/b", b"new")
+    assert await records.all("small") == [b"first/b", b"first/c", b"new"]
+    await records.close()
 
 
 async def test_a_failed_update_changes_nothing(records: Records) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from msgspec import Struct
 from dynamo.api.kserve import messages
 from dynamo.api.kserve.messages import SERVICE, Message
 from dynamo.api.kserve.service import DESCRIPTIONS, INFER, STREAM_INFER, GrpcCall, RpcRoute, Service, error_response
+from dynamo.api.route import Access
 from dynamo.protocols.errors import DynamoException, StartError, from_exception
 from dynamo.runtime import Context
 from dynamo.serving.models import Models
@@ -33,7 +35,11 @@ _STATUS = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
+Handler = Callable[[str], Any]
+"""Makes gRPC's handler for a call, given the call's owner."""
 _LONGEST_MESSAGE = 500
+METADATA = 16 << 10
+LOOKAHEAD = 64 << 10
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds until a connection must speak HTTP/2."""
 
@@ -52,10 +58,11 @@ class Inference(Struct, frozen=True):
 class Admission(Protocol):
     """Decides which calls are served, and measures them."""
 
-    def begin(
-        self, route: RpcRoute, metadata: Mapping[str, str], inference: Inference | None
-    ) -> RequestObserver | None:
-        """Raises DynamoException for a call that is refused. `inference` is None for calls that run no model."""
+    def check(self, route: RpcRoute, metadata: Mapping[str, str]) -> str:
+        """The owner of a call of which only the metadata was read; raises DynamoException for one that is refused."""
+
+    def begin(self, route: RpcRoute, owner: str, inference: Inference) -> RequestObserver | None:
+        """Raises DynamoException for an inference that is refused."""
 
     def end(self, observer: RequestObserver | None, error: DynamoException | None) -> None:
         """Called once for each inference that began. A client that left is a `Cancelled` error."""
@@ -64,7 +71,10 @@ class Admission(Protocol):
 class Open:
     """Admits all calls and measures none."""
 
-    def begin(self, route: RpcRoute, metadata: Mapping[str, str], inference: Inference | None) -> None:
+    def check(self, route: RpcRoute, metadata: Mapping[str, str]) -> str:
+        return ""
+
+    def begin(self, route: RpcRoute, owner: str, inference: Inference) -> None:
         return None
 
     def end(self, observer: RequestObserver | None, error: DynamoException | None) -> None:
@@ -95,6 +105,11 @@ class KserveServer:
         self._options = [
             ("grpc.max_receive_message_length", message_limit_mb << 20),
             ("grpc.so_reuseport", 0),
+            # Headers of a call, and bytes of a message that nobody has asked for yet: by default it grows to megabytes.
+            ("grpc.max_metadata_size", METADATA),
+            ("grpc.absolute_max_metadata_size", METADATA),
+            ("grpc.http2.lookahead_bytes", LOOKAHEAD),
+            ("grpc.http2.bdp_probe", 0),
             ("grpc.server_handshake_timeout_ms", int(1e3 * HANDSHAKE_TIMEOUT)),
         ]
         if connections:
@@ -106,7 +121,7 @@ class KserveServer:
 
     async def start(self) -> None:
         self._server = grpc.aio.server(options=self._options)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
+        self._server.add_generic_rpc_handlers((CheckedCalls(self._admission, self._handlers()),))
         where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         try:
             if self._certificate is None:
@@ -132,35 +147,38 @@ class KserveServer:
         except OSError as error:
             raise StartError(f"cannot read the certificate: {error}") from error
 
-    def _handlers(self) -> dict[str, Any]:
-        handlers = {
-            route.method: _unary(route, self._describing(route, answer)) for route, answer in DESCRIPTIONS.items()
+    def _handlers(self) -> dict[RpcRoute, Handler]:
+        """Each is made for the owner of one call, before the call's message is read."""
+        handlers: dict[RpcRoute, Handler] = {
+            route: partial(self._describing, route, answer) for route, answer in DESCRIPTIONS.items()
         }
-        handlers[INFER.method] = _unary(INFER, self._infer)
-        handlers[STREAM_INFER.method] = grpc.stream_stream_rpc_method_handler(
-            self._stream,
+        handlers[INFER] = lambda owner: _unary(INFER, partial(self._infer, owner))
+        handlers[STREAM_INFER] = lambda owner: grpc.stream_stream_rpc_method_handler(
+            partial(self._stream, owner),
             request_deserializer=messages.ModelInferRequest.FromString,
             response_serializer=messages.ModelStreamInferResponse.SerializeToString,
         )
         return handlers
 
-    def _describing(
-        self, route: RpcRoute, answer: Callable[[Service, Message], Message]
-    ) -> Callable[[Message, Any], Awaitable[Message]]:
-        async def describe(request: Message, context: Any) -> Message:
+    def _describing(self, route: RpcRoute, answer: Callable[[Service, Message], Message], owner: str) -> Any:
+        async def describe(request: Any, context: Any) -> Message:
             try:
-                self._admission.begin(route, _metadata(context), None)
                 return answer(self._service, request)
             except Exception as failure:
                 await _abort(context, _known(failure, route))
+            raise AssertionError("abort raises")
 
-        return describe
+        if route.access is Access.PROBE:
+            # Anyone may ask, and the message says nothing: it is not read.
+            response = getattr(messages, f"{route.method}Response").SerializeToString
+            return grpc.stream_unary_rpc_method_handler(describe, response_serializer=response)
+        return _unary(route, describe)
 
-    async def _infer(self, request: Message, context: Any) -> Message:
+    async def _infer(self, owner: str, request: Message, context: Any) -> Message:
         call: GrpcCall | None = None
         error: DynamoException | None = None
         try:
-            call = self._admitted(INFER, request, context)
+            call = self._admitted(INFER, owner, request)
             response = await self._service.infer(request, call)
             _warn(context, call.ignored)
             return response
@@ -174,13 +192,13 @@ class KserveServer:
             if call:
                 self._admission.end(call.observer, error)
 
-    async def _stream(self, requests: AsyncIterator[Message], context: Any) -> AsyncIterator[Message]:
+    async def _stream(self, owner: str, requests: AsyncIterator[Message], context: Any) -> AsyncIterator[Message]:
         """Requests are answered one after the other; one that fails is answered with its error."""
         async for request in requests:
             call: GrpcCall | None = None
             error: DynamoException | None = None
             try:
-                call = self._admitted(STREAM_INFER, request, context)
+                call = self._admitted(STREAM_INFER, owner, request)
                 async for response in self._service.stream(request, call):
                     yield messages.ModelStreamInferResponse(infer_response=response)
                 _warn(context, call.ignored)
@@ -194,12 +212,41 @@ class KserveServer:
                 if call:
                     self._admission.end(call.observer, error)
 
-    def _admitted(self, route: RpcRoute, request: Message, context: Any) -> GrpcCall:
+    def _admitted(self, route: RpcRoute, owner: str, request: Message) -> GrpcCall:
         # A client's id need not be unique, as that by which workers know a request must be.
         inner = Context()
         longest = request.parameters["max_tokens"].int64_param if "max_tokens" in request.parameters else 1
         inference = Inference(request.id or inner.id(), inner, request.ByteSize(), max(1, longest))
-        return GrpcCall(inner, self._admission.begin(route, _metadata(context), inference), [])
+        return GrpcCall(inner, self._admission.begin(route, owner, inference), [])
+
+
+class CheckedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the handler of a call when only its metadata has come: of a call that is refused, no message is read."""
+
+    def __init__(self, admission: Admission, handlers: Mapping[RpcRoute, Handler]) -> None:
+        self._admission = admission
+        self._handlers = {f"/{SERVICE}/{route.method}": (route, handler) for route, handler in handlers.items()}
+
+    def service(self, handler_call_details: Any) -> Any:
+        found = self._handlers.get(handler_call_details.method)
+        if found is None:
+            return None
+        route, handler = found
+        try:
+            owner = self._admission.check(route, _metadata(handler_call_details))
+        except Exception as failure:
+            return _refusing(_known(failure, route))
+        return handler(owner)
+
+
+def _refusing(error: DynamoException) -> Any:
+    """A handler of any kind of call: one that takes a stream reads a message only when it is asked to."""
+
+    async def refuse(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        await _abort(context, error)
+        yield b""
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _unary(route: RpcRoute, handler: Callable[[Message, Any], Awaitable[Message]]) -> Any:
@@ -210,8 +257,8 @@ def _unary(route: RpcRoute, handler: Callable[[Message, Any], Awaitable[Message]
     )
 
 
-def _metadata(context: Any) -> dict[str, str]:
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+def _metadata(details: Any) -> dict[str, str]:
+    return {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
 
 
 def _known(failure: Exception, route: RpcRoute) -> DynamoException:

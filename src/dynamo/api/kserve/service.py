@@ -154,7 +154,7 @@ DESCRIPTIONS: dict[RpcRoute, Callable[[Service, Message], Message]] = {
     RpcRoute("ServerLive", Access.PROBE): Service.server_live,
     RpcRoute("ServerReady", Access.PROBE): Service.server_ready,
     RpcRoute("ServerMetadata"): Service.server_metadata,
-    RpcRoute("ModelReady", Access.PROBE): Service.model_ready,
+    RpcRoute("ModelReady"): Service.model_ready,
     RpcRoute("ModelMetadata"): Service.model_metadata,
     RpcRoute("ModelConfig"): Service.model_config,
 }

@@ -3,22 +3,65 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from dynamo.api.answers.http import json_response, page
 from dynamo.api.host import Host, OwnedState
 from dynamo.api.route import HttpCall
 from dynamo.protocols.errors import HttpError, InvalidRequest, NotFound
 from dynamo.protocols.files import CreateBatchRequest, DeletedFile, FileObject
-from dynamo.serving.store.files import MOST
+from dynamo.serving.store.files import MOST, too_large
 
 T = TypeVar("T")
 
 CHUNK = 1 << 16
+LINES = 256
+"""Of a form, around the contents of its parts. A part has about four."""
+LINE_BYTES = 1 << 15
+"""In all these lines."""
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
+
+
+class FormStream:
+    """A request's body as the reader of its form sees it: what is around the contents of its parts is bounded."""
+
+    def __init__(self, content: StreamReader, limit: int) -> None:
+        """`limit` is of a file; the other parts have some bytes more."""
+        self._content = content
+        self._lines = LINES
+        self._line_bytes = LINE_BYTES
+        self._limit = limit
+        self._left = limit + LINE_BYTES
+        self.at_eof = content.at_eof
+
+    async def readline(self, *, max_line_length: int | None = None) -> bytes:
+        line = await self._content.readline(max_line_length=min(max_line_length or LINE_BYTES, LINE_BYTES))
+        self._lines -= 1
+        self._line_bytes -= len(line)
+        if self._lines < 0 or self._line_bytes < 0:
+            raise InvalidRequest("The form has too many parts, or too much around them.", code="invalid_multipart")
+        return line
+
+    async def read(self, size: int) -> bytes:
+        # What has arrived is read without a pause: others have their turn here.
+        await asyncio.sleep(0)
+        chunk = await self._content.read(size)
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise too_large(self._limit)
+        return chunk
+
+    def unread_data(self, data: bytes) -> None:
+        self._left += len(data)
+        with warnings.catch_warnings():
+            # The reader of forms has no other way to give back what follows a part.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._content.unread_data(data)
 
 
 async def create_file(host: Host, call: HttpCall[None]) -> web.StreamResponse:
@@ -27,10 +70,14 @@ async def create_file(host: Host, call: HttpCall[None]) -> web.StreamResponse:
         raise HttpError(415, f"Content-Type must be multipart/form-data, not {request.content_type}")
     if "Content-Encoding" in request.headers:
         raise HttpError(415, "An uploaded file must not have a Content-Encoding")
+    state = host.state.of(call.owner)
+    if (request.content_length or 0) > state.files.size + 2 * LINE_BYTES:
+        raise too_large(state.files.size)
     try:
-        return json_response(await _upload(host.state.of(call.owner), await request.multipart()))
-    except (ValueError, AssertionError) as error:
-        raise InvalidRequest(f"The body is not valid multipart/form-data: {error}.", code="invalid_multipart") from None
+        form = MultipartReader(request.headers, cast(StreamReader, FormStream(request.content, state.files.size)))
+        return json_response(await _upload(state, form))
+    except (ValueError, AssertionError, LookupError, RuntimeError, HttpProcessingError):
+        raise InvalidRequest("The body is not valid multipart/form-data.", code="invalid_multipart") from None
 
 
 async def list_files(host: Host, call: HttpCall[None]) -> web.StreamResponse:

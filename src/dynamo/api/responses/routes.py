@@ -166,7 +166,7 @@ RESPONSES_API = Api(
             endpoint="responses", limits=("max_output_tokens",), batched=response_line, streams=True,
         ),
         HttpRoute(
-            "POST", "/v1/responses/input_tokens", input_tokens, InputTokensRequest,
+            "POST", "/v1/responses/input_tokens", input_tokens, InputTokensRequest, limited=True,
             summary="Count the tokens of a Responses request", answer=InputTokens, statuses=INFERENCE_ERRORS,
         ),
         HttpRoute(

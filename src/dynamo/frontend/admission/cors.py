@@ -22,6 +22,7 @@ class Cors:
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origins)
+        self.allows_all = "*" in self._origins
 
     def allows(self, origin: str) -> bool:
         """Whether the operator named this page; `*` names none in particular."""
@@ -30,7 +31,7 @@ class Cors:
     def add_headers(self, sent: Headers, answer: MutableMapping[str, str]) -> None:
         """Add to the headers of the answer to a request with the headers `sent`."""
         origin = sent.get("Origin")
-        if "*" in self._origins:
+        if self.allows_all:
             origin = "*"
         else:
             answer["Vary"] = f"{answer['Vary']}, Origin" if "Vary" in answer else "Origin"

@@ -112,7 +112,7 @@ class RollingFile:
                 self._fd = None
 
     def _open(self) -> None:
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._compressor = zlib.compressobj(wbits=GZIP)
 
     def _roll(self) -> None:

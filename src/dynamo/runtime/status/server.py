@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from dynamo.process.http_connection import HttpConnection
+from dynamo.process.http_connection import HttpConnection, UnfinishedHeaders
 from dynamo.process.open_files import FileReserve
 from dynamo.process.threads import in_thread
 from dynamo.protocols.errors import HttpError, StartError, from_exception
@@ -53,11 +53,11 @@ class StatusServer:
         app.router.add_route("*", r"/{path:[\s\S]*}", self._not_found)
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
-        server, reserve = self._runner.server, FileReserve()
+        server, reserve, headers = self._runner.server, FileReserve(), UnfinishedHeaders()
         assert server
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                lambda: HttpConnection(server, reserve, access_log=None), config.host, config.port
+                lambda: HttpConnection(server, reserve, headers, access_log=None), config.host, config.port
             )
         except OSError as error:
             await self.close()

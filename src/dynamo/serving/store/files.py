@@ -34,7 +34,7 @@ class Files:
     def __init__(self, records: Records, folder: Path | None, size: int) -> None:
         """Without a folder files are kept as long as the process runs. `size` limits all of them together, in bytes."""
         self._records = records
-        self._size = size
+        self.size = size
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._root = folder
 
@@ -47,9 +47,8 @@ class Files:
             size = 0
             async for chunk in chunks:
                 size += len(chunk)
-                if size > self._size:
-                    limit = f"{self._size >> 20} MB, the limit of --stored-files-mb"
-                    raise HttpError(413, f"The file is larger than {limit}.")
+                if size > self.size:
+                    raise too_large(self.size)
                 await _on_disk(file.write, chunk)
             await _on_disk(file.close)
             part.replace(self.path(id))
@@ -109,7 +108,7 @@ class Files:
         files = await self.all()
         total, count = sum(file.bytes for file in files), len(files)
         for file in files:
-            if total <= self._size and count <= MOST:
+            if total <= self.size and count <= MOST:
                 return
             if file.id != newest:
                 total, count = total - file.bytes, count - 1
@@ -139,6 +138,10 @@ async def _on_disk(call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
 
 def _created(path: Path) -> BinaryIO:
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def too_large(limit: int) -> HttpError:
+    return HttpError(413, f"The file is larger than {limit >> 20} MB, the limit of --stored-files-mb.")
 
 
 def new_id(prefix: str) -> str:

@@ -13,7 +13,10 @@ Change = Callable[[bytes], bytes]
 
 
 class Limits(Struct, frozen=True):
-    """When a kind holds more than this, the records whose last write is oldest are dropped."""
+    """When a kind holds more than this, the owner that has most of it loses the record whose last write is oldest.
+
+    So nobody loses a record while he has less than an equal share.
+    """
 
     count: int
     size: int
@@ -39,7 +42,10 @@ class Records(Protocol):
 
 
 class OwnedRecords:
-    """The records of one owner, who neither sees nor changes those of others; limits hold for all owners together."""
+    """The records of one owner, who neither sees nor changes those of others; limits hold for all owners together.
+
+    Its ids begin with the owner and a slash; those without a slash all have one owner.
+    """
 
     def __init__(self, records: Records, owner: str) -> None:
         self._records = records
@@ -64,23 +70,60 @@ class OwnedRecords:
         """Does nothing: the records below belong to all owners."""
 
 
+def owner_of(id: str) -> str:
+    return id.partition("/")[0] if "/" in id else ""
+
+
+class _Kind:
+    """The records of one kind, by owner; those of an owner in the order of their last write."""
+
+    def __init__(self) -> None:
+        self.owners: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+        self.sizes: defaultdict[str, int] = defaultdict(int)
+        self.count = 0
+        self.size = 0
+
+    def put(self, id: str, body: bytes) -> None:
+        self.remove(id)
+        owner = owner_of(id)
+        self.owners[owner][id] = body
+        self.sizes[owner] += len(body)
+        self.size += len(body)
+        self.count += 1
+
+    def remove(self, id: str) -> bool:
+        owner = owner_of(id)
+        body = self.owners[owner].pop(id, None)
+        if body is None:
+            return False
+        self.sizes[owner] -= len(body)
+        self.size -= len(body)
+        self.count -= 1
+        return True
+
+    def trim(self, limits: Limits, writer: str) -> None:
+        while self.count and (self.count > limits.count or self.size > limits.size):
+            counts, sizes = {owner: len(records) for owner, records in self.owners.items()}, self.sizes
+            most = counts if self.count > limits.count else sizes
+            owner = max(self.owners, key=lambda owner: (most[owner], owner == writer))
+            self.remove(next(iter(self.owners[owner])))
+
+
 class MemoryRecords:
     """Lives as long as its process."""
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:
         self._limits = limits
-        self._kinds: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
-        """Within a kind, the record written last is last."""
-        self._sizes: defaultdict[str, int] = defaultdict(int)
+        self._kinds: defaultdict[str, _Kind] = defaultdict(_Kind)
 
     async def put(self, kind: str, id: str, body: bytes) -> None:
         self._put(kind, id, body)
 
     async def get(self, kind: str, id: str) -> bytes | None:
-        return self._kinds[kind].get(id)
+        return self._get(kind, id)
 
     async def update(self, kind: str, id: str, change: Change) -> bytes | None:
-        body = self._kinds[kind].get(id)
+        body = self._get(kind, id)
         if body is None:
             return None
         body = change(body)
@@ -88,25 +131,21 @@ class MemoryRecords:
         return body
 
     async def delete(self, kind: str, id: str) -> bool:
-        return self._remove(kind, id)
+        return self._kinds[kind].remove(id)
 
     async def all(self, kind: str, prefix: str = "") -> list[bytes]:
-        return [body for id, body in sorted(self._kinds[kind].items()) if id.startswith(prefix)]
+        owners = self._kinds[kind].owners
+        found = [owners[owner_of(prefix)]] if "/" in prefix else list(owners.values())
+        records = ((id, body) for each in found for id, body in each.items() if id.startswith(prefix))
+        return [body for _, body in sorted(records)]
 
     async def close(self) -> None:
         self._kinds.clear()
-        self._sizes.clear()
+
+    def _get(self, kind: str, id: str) -> bytes | None:
+        return self._kinds[kind].owners[owner_of(id)].get(id)
 
     def _put(self, kind: str, id: str, body: bytes) -> None:
-        self._remove(kind, id)
-        records = self._kinds[kind]
-        records[id] = body
-        self._sizes[kind] += len(body)
-        limits = self._limits.get(kind)
-        while limits and records and (len(records) > limits.count or self._sizes[kind] > limits.size):
-            self._remove(kind, next(iter(records)))
-
-    def _remove(self, kind: str, id: str) -> bool:
-        body = self._kinds[kind].pop(id, None)
-        self._sizes[kind] -= len(body or b"")
-        return body is not None
+        self._kinds[kind].put(id, body)
+        if limits := self._limits.get(kind):
+            self._kinds[kind].trim(limits, owner_of(id))

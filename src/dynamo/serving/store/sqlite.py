@@ -36,6 +36,24 @@ CREATE TRIGGER removed AFTER DELETE ON records BEGIN
     UPDATE totals SET count = count - 1, size = size - old.size WHERE kind = old.kind;
 END;
 """
+_OWNER = "substr({id}, 1, instr({id}, '/'))"
+"""The part of an id that is its owner's, with the slash."""
+_SHARES = f"""
+CREATE TABLE shares (
+    kind TEXT NOT NULL, owner TEXT NOT NULL, count INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY (kind, owner));
+CREATE INDEX records_by_owner ON records (kind, {_OWNER.format(id="id")}, written);
+INSERT INTO shares
+    SELECT kind, {_OWNER.format(id="id")}, count(*), sum(size) FROM records GROUP BY kind, {_OWNER.format(id="id")};
+CREATE TRIGGER share_added AFTER INSERT ON records BEGIN
+    INSERT INTO shares VALUES (new.kind, {_OWNER.format(id="new.id")}, 1, new.size)
+    ON CONFLICT (kind, owner) DO UPDATE SET count = count + 1, size = size + new.size;
+END;
+CREATE TRIGGER share_removed AFTER DELETE ON records BEGIN
+    UPDATE shares SET count = count - 1, size = size - old.size
+    WHERE kind = old.kind AND owner = {_OWNER.format(id="old.id")};
+END;
+"""
+"""Added to files that have none: servers without it write the same files, and keep it right."""
 
 
 class SqliteRecords:
@@ -119,13 +137,18 @@ class SqliteRecords:
         written = max(time.time_ns(), (newest or 0) + 1)
         self._db.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?)", (kind, id, written, len(body), body))
         limits = self._limits.get(kind)
-        while limits and self._exceeds(kind, limits):
-            oldest = "SELECT id FROM records WHERE kind = ? ORDER BY written LIMIT 1"
-            self._delete(kind, self._db.execute(oldest, (kind,)).fetchone()[0])
+        while limits and (exceeded := self._exceeded(kind, limits)):
+            owner = f"SELECT owner FROM shares WHERE kind = ? ORDER BY {exceeded} DESC, owner = ? DESC LIMIT 1"
+            (most,) = self._db.execute(owner, (kind, id[: id.find("/") + 1])).fetchone()
+            oldest = f"SELECT id FROM records WHERE kind = ? AND {_OWNER.format(id='id')} = ? ORDER BY written LIMIT 1"
+            self._delete(kind, self._db.execute(oldest, (kind, most)).fetchone()[0])
 
-    def _exceeds(self, kind: str, limits: Limits) -> bool:
+    def _exceeded(self, kind: str, limits: Limits) -> str:
+        """What the kind has too much of, if anything."""
         count, size = self._db.execute("SELECT count, size FROM totals WHERE kind = ?", (kind,)).fetchone()
-        return bool(count and (count > limits.count or size > limits.size))
+        if count > limits.count:
+            return "count"
+        return "size" if count and size > limits.size else ""
 
     def _delete(self, kind: str, id: str) -> bool:
         return self._db.execute("DELETE FROM records WHERE kind = ? AND id = ?", (kind, id)).rowcount > 0
@@ -149,6 +172,8 @@ def _open(path: Path) -> sqlite3.Connection:
                 )
             if version == 0:
                 db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'shares'").fetchone():
+                db.executescript(f"BEGIN IMMEDIATE; {_SHARES} COMMIT;")
         except BaseException:
             db.close()
             raise
