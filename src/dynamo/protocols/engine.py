@@ -52,6 +52,8 @@ class Tenant(Struct, frozen=True):
 
     name: str
     weight: float = 1.0
+    cache_salt: str = ""
+    """What keeps its cached prefixes apart from those of others; empty where all share them."""
 
 
 class Routing(Struct, kw_only=True, omit_defaults=True):

@@ -39,9 +39,8 @@ class KnownKey(Struct, frozen=True, kw_only=True):
     def owner(self) -> str:
         return self.digest.hex()[:32]
 
-    @property
-    def tenant(self) -> Tenant:
-        return Tenant(self.owner, self.weight)
+    def tenant(self, share_kv_cache: bool = False) -> Tenant:
+        return Tenant(self.owner, self.weight, "" if share_kv_cache else self.owner)
 
 
 class ApiKeys:
