@@ -39,8 +39,9 @@ class KnownKey(Struct, frozen=True, kw_only=True):
     def owner(self) -> str:
         return self.digest.hex()[:32]
 
-    def tenant(self, share_kv_cache: bool = False) -> Tenant:
-        return Tenant(self.owner, self.weight, "" if share_kv_cache else self.owner)
+    def tenant(self, shares: bool, share_kv_cache: bool) -> Tenant:
+        salt = "" if share_kv_cache else self.owner
+        return Tenant(self.owner, weight=self.weight, shares=shares, cache_salt=salt)
 
 
 class ApiKeys:

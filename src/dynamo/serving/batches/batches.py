@@ -93,6 +93,7 @@ class Batches:
         self._limits = limits or LineLimits()
         self._admit = admit
         self._tenant = tenant
+        self._turns = structs.replace(tenant or Tenant(""), background=True)
         self._records = records
         self._files = files
         self._models = models
@@ -296,7 +297,7 @@ class Batches:
         while True:
             try:
                 context = Context()
-                context.tenant = self._tenant
+                context.tenant = self._turns
                 return await endpoint.answer(self._models.get(request.model), request, context)
             except (Unavailable, ModelNotFound, ResourceExhausted) as error:
                 if pauses.attempts == BUSY_ATTEMPTS or request.model in self._absent:
