@@ -84,17 +84,6 @@ def test_a_component_with_a_wrong_flag_ends_the_deployment_with_its_sentence(tmp
     assert "\x1b" not in done.stdout.decode()
 
 
-def test_processes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    script = "echo process $$; while :; do sleep 0.02; done"
-    (tmp_path / "serve.yaml").write_text(f"components: {{a: {{command: [sh, -c, '{script}']}}}}")
-    with subprocess.Popen(
-        [*SERVE, "serve.yaml"], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
-    ) as supervisor:
-        *_, line = lines_until(supervisor, "process ")
-        supervisor.kill()
-    until_sync(lambda: not Path("/proc", line.split()[-1]).exists())
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
