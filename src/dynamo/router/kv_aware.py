@@ -186,7 +186,8 @@ class KvAwareRouter:
             placement = self._choose_and_book(pending, arriving=True, timer=timer)
             if placement:
                 if tenant:
-                    overlap = placement.decision.choice.overlap.device if placement.decision else 0
+                    choice = placement.decision.choice if placement.decision else None
+                    overlap = choice.overlap.device if choice else 0
                     self._queue.passed(pending, min(pending.prompt_tokens, overlap * self._block_size))
                 if timer:
                     timer.placed()

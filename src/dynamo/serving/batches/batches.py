@@ -90,6 +90,8 @@ class Batches:
         tenant: Tenant | None = None,
     ) -> None:
         """`tenant` is whose turn the lines take where requests wait."""
+        self.asking = 0
+        """Lines that models are answering."""
         self._limits = limits or LineLimits()
         self._admit = admit
         self._tenant = tenant
@@ -298,7 +300,12 @@ class Batches:
             try:
                 context = Context()
                 context.tenant = self._turns
-                return await endpoint.answer(self._models.get(request.model), request, context)
+                model = self._models.get(request.model)
+                self.asking += 1
+                try:
+                    return await endpoint.answer(model, request, context)
+                finally:
+                    self.asking -= 1
             except (Unavailable, ModelNotFound, ResourceExhausted) as error:
                 if pauses.attempts == BUSY_ATTEMPTS or request.model in self._absent:
                     raise
