@@ -271,7 +271,7 @@ async def test_where_keys_share_a_flood_of_long_answers_leaves_a_place_without_a
     async with ScriptedWorker(local), routing(local, card=BOUNDED, mode=mode) as side:
         await until(lambda: len(side.client.instance_set) == 1)
         running = []
-        for number in range(31):
+        for _ in range(31):
             running.append(await at_once(side, "A", tenant=flood))
             running[-1].first_token()
         waiting = [await queued(side, letter, tenant=flood) for letter in "BCD"]
