@@ -29,7 +29,12 @@ def most_requests(max_num_seqs: int, tenant: Tenant, running: int) -> int:
     """
     if tenant.background:
         return max(1, max_num_seqs - -(-max_num_seqs // 8))
-    return max(1, max_num_seqs - max_num_seqs // 32) if running else max_num_seqs
+    return max(1, max_num_seqs - _kept(max_num_seqs)) if running else max_num_seqs
+
+
+def _kept(max_num_seqs: int) -> int:
+    """Too few places to spare one cost more than a wait."""
+    return max(1, max_num_seqs // 32) if max_num_seqs >= 8 else 0
 
 
 class Served(Protocol):
