@@ -159,7 +159,8 @@ def main() -> None:
         )  # fmt: skip
         FRONTEND = start(
             place, "dynamo.frontend", "--http-port", str(arguments.port), "--router-mode", arguments.router_mode,
-            *(("--router-queue-threshold", arguments.threshold) if arguments.threshold else ()), "--api-keys-file", str(place / "keys.toml"),
+            *(("--router-queue-threshold", arguments.threshold) if arguments.threshold else ()),
+            "--api-keys-file", str(place / "keys.toml"),
             DYN_LOG="warn",
         )  # fmt: skip
         try:

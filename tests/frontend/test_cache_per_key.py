@@ -41,7 +41,7 @@ async def test_a_salt_that_the_client_sends_cannot_be_another_keys(folder: Path)
 
 
 async def test_keys_share_prefixes_where_the_operator_says_so(folder: Path) -> None:
-    asked = (("one", {}), ("two", {"cache_salt": "a"}))
+    asked: tuple[tuple[str, dict[str, Any]], ...] = (("one", {}), ("two", {"cache_salt": "a"}))
     assert await salts(folder, *asked, api_keys=("one", "two"), share_kv_cache=True) == [None, "a"]
 
 
