@@ -74,6 +74,7 @@ def test_an_example_answers_and_drains(tmp_path: Path, example: str, last_worker
     finally:
         process.kill()
         process.communicate()
+        subprocess.run([*SERVE, "--stop", str(file)], cwd=tmp_path, env=env, capture_output=True)
 
 
 def test_a_component_with_a_wrong_flag_ends_the_deployment_with_its_sentence(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -52,9 +52,17 @@ async def each_line(reader: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 async def followed_lines(
-    file: Path, ended: asyncio.Future[int], *, from_end: bool = False, most: int = 1 << 20
+    file: Path,
+    ended: asyncio.Future[int],
+    *,
+    from_end: bool = False,
+    most: int = 1 << 20,
+    caught_up: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[str]:
-    """The lines that a process appends to a file, until it has ended. Beyond `most` bytes the file begins anew."""
+    """The lines that a process appends to a file, until it has ended. Beyond `most` bytes the file begins anew.
+
+    `caught_up` is called whenever all that is there was read.
+    """
     rest = b""
     with file.open("rb") as reader:
         if from_end:
@@ -69,6 +77,7 @@ async def followed_lines(
                     yield rest.decode(errors="replace")
                     rest = b""
                 continue
+            caught_up()
             if last:
                 break
             if reader.tell() > most:

@@ -76,6 +76,8 @@ class SupervisedProcess:
         self._adopted = adopted
         self._process: asyncio.subprocess.Process | Adopted | None = adopted
         self._stopping = asyncio.Event()
+        self._caught_up = asyncio.Event()
+        """All output of the process was read, up to now."""
         self._last_line = ""
 
     @property
@@ -172,7 +174,7 @@ class SupervisedProcess:
         """Pass its output on until it has ended; returns its exit code."""
         ended = asyncio.ensure_future(process.wait())
         if self._home:
-            lines = followed_lines(self._home.log(self.name), ended, from_end=missed)
+            lines = followed_lines(self._home.log(self.name), ended, from_end=missed, caught_up=self._caught_up.set)
         else:
             assert isinstance(process, asyncio.subprocess.Process)
             assert process.stdout
@@ -191,6 +193,10 @@ class SupervisedProcess:
         if self._reports_ready:
             while READY not in (await asyncio.get_running_loop().sock_recv(notices, 4096)).split(b"\n"):
                 pass
+        if self._home:
+            # What it said before comes first.
+            self._caught_up.clear()
+            await self._caught_up.wait()
         if not self._stopping.is_set():
             self._set(ProcessState.Ready)
 
