@@ -145,7 +145,8 @@ def main() -> None:
     parser.add_argument("--flood", type=int, default=10)
     parser.add_argument("--port", type=int, default=18714)
     parser.add_argument("--speedup", default="0.2", help="of the simulated workers: below 1 is slower than a GPU")
-    parser.add_argument("--threshold", default="0")
+    parser.add_argument("--threshold", default="0", help="empty for the server's own default")
+    parser.add_argument("--router-mode", default="kv")
     parser.add_argument("--limits", default="", help="TOML lines for the flooding key")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -157,8 +158,9 @@ def main() -> None:
             "--block-size", "16", "--speedup-ratio", arguments.speedup, "--max-num-seqs", "16",
         )  # fmt: skip
         FRONTEND = start(
-            place, "dynamo.frontend", "--http-port", str(arguments.port), "--router-mode", "kv",
-            "--router-queue-threshold", arguments.threshold, "--api-keys-file", str(place / "keys.toml"),
+            place, "dynamo.frontend", "--http-port", str(arguments.port), "--router-mode", arguments.router_mode,
+            *(("--router-queue-threshold", arguments.threshold) if arguments.threshold else ()),
+            "--api-keys-file", str(place / "keys.toml"),
             DYN_LOG="warn",
         )  # fmt: skip
         try:

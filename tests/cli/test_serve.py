@@ -74,6 +74,7 @@ def test_an_example_answers_and_drains(tmp_path: Path, example: str, last_worker
     finally:
         process.kill()
         process.communicate()
+        subprocess.run([*SERVE, "--stop", str(file)], cwd=tmp_path, env=env, capture_output=True)
 
 
 def test_a_component_with_a_wrong_flag_ends_the_deployment_with_its_sentence(tmp_path: Path) -> None:
@@ -82,17 +83,6 @@ def test_a_component_with_a_wrong_flag_ends_the_deployment_with_its_sentence(tmp
     assert done.returncode == 1
     assert done.stderr.decode().startswith("error: frontend ended with 2 before it was ready; its last line: error: ")
     assert "\x1b" not in done.stdout.decode()
-
-
-def test_processes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    script = "echo process $$; while :; do sleep 0.02; done"
-    (tmp_path / "serve.yaml").write_text(f"components: {{a: {{command: [sh, -c, '{script}']}}}}")
-    with subprocess.Popen(
-        [*SERVE, "serve.yaml"], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
-    ) as supervisor:
-        *_, line = lines_until(supervisor, "process ")
-        supervisor.kill()
-    until_sync(lambda: not Path("/proc", line.split()[-1]).exists())
 
 
 @pytest.mark.parametrize(

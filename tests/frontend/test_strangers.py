@@ -64,14 +64,18 @@ async def test_beyond_the_budget_of_all_headers_the_oldest_is_closed(
 ) -> None:
     budget = http_connection.UnfinishedHeaders(20_000)
     monkeypatch.setattr("dynamo.frontend.server.UnfinishedHeaders", lambda: budget)
-    async with serving(tmp_path, header_timeout=0.0) as stack:
-        async with stack.raw() as (oldest, first), stack.raw() as (_, second), stack.raw() as (reader, third):
-            for writer in (first, second, third):
-                writer.write(BEGINNING + LINE)
-                await writer.drain()
-            assert await closed(oldest) == b""
-            third.write(b"\r\n")
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    async with (
+        serving(tmp_path, header_timeout=0.0) as stack,
+        stack.raw() as (oldest, first),
+        stack.raw() as (_, second),
+        stack.raw() as (reader, third),
+    ):
+        for writer in (first, second, third):
+            writer.write(BEGINNING + LINE)
+            await writer.drain()
+        assert await closed(oldest) == b""
+        third.write(b"\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_a_client_without_a_key_is_not_told_to_go_on(tmp_path: Path) -> None:

@@ -248,8 +248,72 @@ async def test_in_a_full_queue_the_flooding_key_gives_way() -> None:
         light = asyncio.create_task(side.router.place(asking("D"), tenant=Tenant("light")))
         with pytest.raises(RouterQueueLimitExceeded):
             await flood[1]
+        # The light key is sent ahead, so one more may wait, and no further one.
+        async with asyncio.timeout(PATIENCE):
+            await light
+        more = await queued(side, "E", tenant=Tenant("flood"))
         with pytest.raises(RouterQueueLimitExceeded):
-            await side.router.place(asking("E"), tenant=Tenant("flood"))
+            await side.router.place(asking("F"), tenant=Tenant("flood"))
+        (await light).release()
         first.release()
         async with asyncio.timeout(PATIENCE):
-            await asyncio.gather(light, flood[0])
+            (await flood[0]).release()
+            await more
+
+
+BOUNDED = ModelRuntimeConfig(max_num_seqs=32, max_num_batched_tokens=16)
+
+
+@pytest.mark.parametrize("mode", ["kv", "round-robin", "least-loaded"])
+async def test_where_keys_share_a_flood_of_long_answers_leaves_a_place_without_any_setting(mode: str) -> None:
+    local = Local()
+    flood, light = Tenant("flood", shares=True), Tenant("light", shares=True)
+    async with ScriptedWorker(local), routing(local, card=BOUNDED, mode=mode) as side:
+        await until(lambda: len(side.client.instance_set) == 1)
+        running = []
+        for _ in range(31):
+            running.append(await at_once(side, "A", tenant=flood))
+            running[-1].first_token()
+        waiting = [await queued(side, letter, tenant=flood) for letter in "BCD"]
+        own = await at_once(side, "L", tenant=light)
+        own.first_token()
+        second = await queued(side, "M", tenant=light)
+        # The flood has had more by far: whoever had less goes first as soon as there is a place.
+        for placement in running:
+            placement.output_tokens = 100
+        running.pop().release()
+        running.pop().release()
+        async with asyncio.timeout(PATIENCE):
+            await second
+        for task in waiting:
+            task.cancel()
+
+
+@pytest.mark.parametrize("mode", ["kv", "round-robin"])
+async def test_a_batch_leaves_places_and_waits_behind_requests_that_somebody_waits_for(mode: str) -> None:
+    local = Local()
+    batch = Tenant("", background=True)
+    async with ScriptedWorker(local), routing(local, card=BOUNDED, mode=mode) as side:
+        await until(lambda: len(side.client.instance_set) == 1)
+        lines = []
+        for _ in range(28):
+            lines.append(await at_once(side, "A", tenant=batch))
+            lines[-1].first_token()
+        waiting = await queued(side, "B", tenant=batch)
+        for letter in "MNOP":
+            (await at_once(side, letter)).first_token()
+        for _ in range(4):
+            lines.pop().release()
+        assert not waiting.done()
+        lines.pop().release()
+        async with asyncio.timeout(PATIENCE):
+            await waiting
+
+
+async def test_one_key_alone_passes_no_queue() -> None:
+    local = Local()
+    async with ScriptedWorker(local), routing(local, card=BOUNDED, mode="round-robin") as side:
+        await until(lambda: len(side.client.instance_set) == 1)
+        for _ in range(100):
+            await at_once(side, "A", tenant=Tenant("only"))
+        assert not side.router.waiting

@@ -100,6 +100,11 @@ class KeptState:
         for owned in self._owned.values():
             await owned.batches.start()
 
+    @property
+    def batch_lines(self) -> int:
+        """Lines of batches that models are answering."""
+        return sum(owned.batches.asking for owned in self._owned.values())
+
     async def stop_batches(self) -> None:
         for owned in self._owned.values():
             await owned.batches.close()

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dynamo.process.supervisor import Deployment, Supervisor, read_deployment
+from dynamo.process.supervisor.home import home_of
 from dynamo.process.supervisor.output import PrefixedOutput
 from dynamo.process.supervisor.supervisor import on_signals, unless_signalled
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.process import fail
 
 HELP = """\
-usage: dynamo serve FILE.yaml [--check]
+usage: dynamo serve FILE.yaml [--check | --stop]
 
 Start the components that the file lists on this machine, restart those that die, and drain them at Ctrl-C or SIGTERM
 (a second one ends them at once). --check only reads the file and prints the commands.
+
+The components go on when this process is killed. Serving the same file again adopts them; --stop drains them, whether
+or not a process serves the file.
 
   components:
     worker:                      # any name; kind is the name unless it is given
@@ -38,11 +43,20 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> None:
         case ["--check", file] | [file, "--check"]:
             _print_commands(_read(file))
         case [file] if not file.startswith("-"):
-            code = asyncio.run(_serve(_read(file), environ))
-            if code:
-                raise SystemExit(code)
+            _run(_serve(_read(file), Path(file), environ))
+        case ["--stop", file] | [file, "--stop"]:
+            _run(_stop(_read(file), Path(file), environ))
         case _:
             raise fail("dynamo serve takes one file; see dynamo serve --help", code=2)
+
+
+def _run(work: Coroutine[Any, Any, int]) -> None:
+    try:
+        code = asyncio.run(work)
+    except StartError as error:
+        raise fail(str(error), error=error) from None
+    if code:
+        raise SystemExit(code)
 
 
 def _read(file: str) -> Deployment:
@@ -57,12 +71,13 @@ def _print_commands(deployment: Deployment) -> None:
         print(f"{spec.name} × {spec.replicas}: {' '.join(spec.command(0))}")
 
 
-async def _serve(deployment: Deployment, environ: Mapping[str, str]) -> int:
+async def _serve(deployment: Deployment, file: Path, environ: Mapping[str, str]) -> int:
     output = PrefixedOutput(sys.stdout, colour=sys.stdout.isatty() and not environ.get("NO_COLOR"))
     begun = time.monotonic()
-    async with Supervisor(deployment, environ, output) as supervisor:
+    async with Supervisor(deployment, environ, output, home=home_of(file, environ)) as supervisor:
         signalled = on_signals(supervisor)
         try:
+            await supervisor.adopt()
             await supervisor.start_all()
             if await unless_signalled(signalled, supervisor.until_ready()):
                 supervisor.say(f"all components are ready after {time.monotonic() - begun:.1f} s")
@@ -73,4 +88,19 @@ async def _serve(deployment: Deployment, environ: Mapping[str, str]) -> int:
             print(f"error: {error}", file=sys.stderr, flush=True)
             return 1
         supervisor.say("draining all components; a second signal ends them at once")
+    return 0
+
+
+async def _stop(deployment: Deployment, file: Path, environ: Mapping[str, str]) -> int:
+    """Drain what the file's supervisor runs, or what one that is gone has left."""
+    home = home_of(file, environ)
+    if home is None:
+        raise StartError("dynamo serve --stop works on Linux only")
+    if await home.stop_holder():
+        return 0
+    output = PrefixedOutput(sys.stdout, colour=False)
+    async with Supervisor(deployment, environ, output, home=home) as supervisor:
+        on_signals(supervisor)
+        if not await supervisor.adopt(all_of=True):
+            supervisor.say(f"nothing of {file} runs")
     return 0

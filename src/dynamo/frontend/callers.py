@@ -33,7 +33,10 @@ class Callers:
         self._meters = {key.owner: KeyMeter(key.limits.divided(config.workers), clock) for key in keys if key.limits}
         if not keys.closed and config.default_key_limits:
             self._meters[ANYBODY] = KeyMeter(config.default_key_limits.divided(config.workers), clock)
-        self._tenants = {key.owner: key.tenant for key in keys} if keys.closed else {}
+        self._tenants: dict[str, Tenant] = {}
+        if keys.closed:
+            shares = len(tuple(keys)) > 1
+            self._tenants = {key.owner: key.tenant(shares, config.share_kv_cache) for key in keys}
         self.has_limits = bool(self._meters)
         self._local_hosts: set[str] = set()
         """Headers that were found to name this machine."""

@@ -62,9 +62,12 @@ class Frontend(Host):
         self.requests.settle()
         served = self.models.served()
         metrics, router_id = self.requests.metrics, self.models.router_id
+        by_stage, streams = self.requests.stages()
+        if self.started:
+            streams += self.state.batch_lines
         return [
             *metrics.snapshot(model.card for model in served),
-            *metrics.stages.snapshot(*self.requests.stages()),
+            *metrics.stages.snapshot(by_stage, streams),
             *self._loop_delay.snapshot(metrics.prefix),
             ready_gauge(metrics.prefix, self.models.readiness()),
             *worker_gauges(metrics.prefix, served, metrics.last_requests),

@@ -25,6 +25,7 @@ from dynamo.planner.planner import Planner
 from dynamo.process.addresses import listening_address
 from dynamo.process.readiness import report_ready
 from dynamo.process.supervisor import Supervisor, read_deployment
+from dynamo.process.supervisor.home import home_of
 from dynamo.process.supervisor.output import PrefixedOutput
 from dynamo.process.supervisor.supervisor import on_signals, unless_signalled
 from dynamo.protocols.errors import StartError
@@ -93,10 +94,13 @@ async def plan_local(config: PlannerConfig, environ: Mapping[str, str]) -> None:
     assert config.deployment
     deployment = read_deployment(Path(config.deployment))
     output = PrefixedOutput(sys.stdout, colour=sys.stdout.isatty() and not environ.get("NO_COLOR"))
-    async with Supervisor(deployment, environ, output) as supervisor:
+    home = home_of(Path(config.deployment), environ)
+    async with Supervisor(deployment, environ, output, home=home) as supervisor:
         signalled = on_signals(supervisor)
         actor = LocalActor(supervisor, config)
         try:
+            # A planner that comes back finds as many workers as the last one wanted.
+            await supervisor.adopt(all_of=True)
             await supervisor.start_all()
             if await unless_signalled(signalled, supervisor.until_ready()):
                 await _plan(config, actor, signalled, environ)

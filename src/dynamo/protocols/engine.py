@@ -52,6 +52,12 @@ class Tenant(Struct, frozen=True):
 
     name: str
     weight: float = 1.0
+    shares: bool = False
+    """Others have keys too, so what it asks for passes the fair queue."""
+    background: bool = False
+    """It is served when no tenant in the foreground waits: a batch."""
+    cache_salt: str = ""
+    """What keeps its cached prefixes apart from those of others; empty where all share them."""
 
 
 class Routing(Struct, kw_only=True, omit_defaults=True):

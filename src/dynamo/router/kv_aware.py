@@ -29,6 +29,7 @@ from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet, RankTable
 from dynamo.router.choice.loaded_rule import LoadedRule, load
 from dynamo.router.choice.queue import Queue, RequestToPlace
+from dynamo.router.choice.service import PROMPT_BATCHES, most_requests
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
 from dynamo.router.load.active_requests import ActiveRequests, KvPlacement
@@ -82,7 +83,9 @@ class KvAwareRouter:
         self._thresholds = config.thresholds() or None
         self._reported: ReportedLoads | None = None
         self._ranks = RankTable(block_size)
-        self._queue: Queue[KvPlacement] = Queue(config.queue_policy, self._choose_and_book, self._candidates)
+        self._queue: Queue[KvPlacement] = Queue(
+            config.queue_policy, self._choose_and_book, lambda request: self._candidates(request).workers
+        )
         self.follower = (
             Follower(
                 runtime, instances, self.index, self._ranks.ranks, self.stats, block_size=block_size, config=follow
@@ -95,7 +98,9 @@ class KvAwareRouter:
             if config.replica_sync
             else None
         )
-        self._active = ActiveRequests(self.book, self.approximate, self.replicas, self.follower, self._queue.dispatch)
+        self._active = ActiveRequests(
+            self.book, self.approximate, self.replicas, self.follower, self._queue.ledger, self._queue.dispatch
+        )
         self._copies = (
             PrefixCopies(self._active, instances, self._ranks, self.stats)
             if self.follower and config.copy_prefixes
@@ -189,6 +194,10 @@ class KvAwareRouter:
         if not self._queue.waiting.count:
             placement = self._choose_and_book(pending, arriving=True, timer=timer)
             if placement:
+                if tenant:
+                    choice = placement.decision.choice if placement.decision else None
+                    overlap = choice.overlap.device if choice else 0
+                    self._queue.passed(pending, min(pending.prompt_tokens, overlap * self._block_size))
                 if timer:
                     timer.placed()
                 return placement
@@ -285,13 +294,21 @@ class KvAwareRouter:
             fleet = self._below_thresholds(fleet, pending, reject=arriving)
         now = asyncio.get_running_loop().time()
         loads = self.book.loads(fleet.workers, pending.hashes, now)
-        limit = self._config.queue_threshold
+        tenant, limit = pending.tenant, self._config.queue_threshold
+        if tenant.shares or tenant.background:
+            limit = PROMPT_BATCHES if limit is None else limit
+            free = self._with_places(fleet, loads.requests, tenant)
+            if not free:
+                return None
+            if len(free) < len(fleet.workers):
+                fleet = self._ranks.only(free)
+                loads = self.book.loads(fleet.workers, pending.hashes, now)
         ahead = limit is not None and all(
             waiting > limit * batch for waiting, batch in zip(loads.prefill_tokens, fleet.batch_tokens, strict=True)
         )
         if ahead:
             prompts = self._active.prompts
-            room = prompts.room_ahead(pending.tenant.name, fleet.workers, fleet.batch_tokens)
+            room = [] if tenant.background else prompts.room_ahead(tenant.name, fleet.workers, fleet.batch_tokens)
             if not room:
                 return None
             fleet = fleet if len(room) == len(fleet.workers) else self._ranks.only(room)
@@ -312,6 +329,15 @@ class KvAwareRouter:
             pending.avoid = {*pending.avoid, choice.worker.worker_id}
             return self._choose_and_book(pending, awaited, arriving=arriving, timer=timer)
         return self._book(pending, choice, now, ahead=ahead)
+
+    def _with_places(self, fleet: Fleet, requests: Sequence[float], tenant: Tenant) -> list[WorkerRank]:
+        """The workers that run fewer requests than they can; one that does not say how many counts as free."""
+        running = self._queue.ledger.running(tenant)
+        return [
+            worker
+            for worker, count, most in zip(fleet.workers, requests, fleet.max_requests, strict=True)
+            if most is None or count < most_requests(most, tenant, running)
+        ]
 
     def _book(self, pending: RequestToPlace, choice: Choice, now: float, *, ahead: bool) -> KvPlacement:
         worker = choice.worker
@@ -340,6 +366,7 @@ class KvAwareRouter:
             decision=decision,
             dp_rank=decision.dp_rank,
         )
+        self._queue.ledger.began(placement, pending)
         if self._copies and pending.copies and self._sweeping:
             self._copies.consider(pending.request, placement, choice, pending.request_id)
         self.decisions.append(decision)
@@ -408,7 +435,11 @@ class KvAwareRouter:
                 self.approximate.remove_worker(worker)
         if instance is not None:
             size = self._runtime_of(instance_id)
-            capacity = Capacity(total_blocks=size.total_kv_blocks, max_batched_tokens=size.max_num_batched_tokens)
+            capacity = Capacity(
+                total_blocks=size.total_kv_blocks,
+                max_batched_tokens=size.max_num_batched_tokens,
+                max_requests=size.max_num_seqs,
+            )
             for worker in self._ranks.put(instance_id, max(1, size.data_parallel_size), capacity):
                 self.book.add_worker(worker)
         self._queue.dispatch()

@@ -71,7 +71,17 @@ class Placement:
     The holder calls `first_token` when the prompt is computed and `release` however the request ends.
     """
 
-    __slots__ = ("_account", "channel", "computed", "decision", "dp_rank", "instance_id", "released")
+    __slots__ = (
+        "_account",
+        "cached_tokens",
+        "channel",
+        "computed",
+        "decision",
+        "dp_rank",
+        "instance_id",
+        "output_tokens",
+        "released",
+    )
 
     def __init__(
         self,
@@ -88,6 +98,10 @@ class Placement:
         """None for what the router itself sends."""
         self.dp_rank = dp_rank
         """The rank the worker must use; None leaves it to the worker."""
+        self.output_tokens = 0
+        """So far."""
+        self.cached_tokens: int | None = None
+        """Of its prompt, as the worker said at the end."""
         self.computed = False
         self.released = False
 

@@ -1,4 +1,7 @@
-"""The router of the simple policies: it counts its own requests and follows what workers report."""
+"""The router of the simple policies: it counts its own requests and follows what workers report.
+
+Where several tenants share the workers, requests beyond what these can run wait here, and tenants take turns.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from typing import Any
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelRuntimeConfig
-from dynamo.protocols.engine import Tenant
-from dynamo.protocols.errors import ResourceExhausted
+from dynamo.protocols.engine import PreprocessedRequest, Tenant
+from dynamo.protocols.errors import ResourceExhausted, RouterQueueLimitExceeded
+from dynamo.router.choice.queue import Queue, RequestToPlace
+from dynamo.router.choice.service import PROMPT_BATCHES, most_requests
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
 from dynamo.router.load.reported import ReportedLoads
@@ -41,15 +46,32 @@ class SimpleRouter:
         self.backoff = config.backoff
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_KEPT)
         self.stats = RouterStats()
-        self.waiting = self.waiting_tokens = self.known_blocks = 0
+        self.known_blocks = 0
         self._mode = config.mode
         self._policy: Policy = resolve_name(POLICIES[config.mode])()
         self._events = events
         self._runtime_of = runtime_of
+        self._queue_limit = config.queue_limit
+        self._queue: Queue[Placement] = Queue(
+            "fcfs", self._place_fairly, lambda request: [WorkerRank(id) for id in self._candidates(request)]
+        )
         self._in_flight: dict[int, int] = {}
+        self._prompts: dict[int, int] = {}
+        """Prompt tokens at each instance that are not computed."""
+        self._sent: dict[Placement, int] = {}
+        """The prompt tokens of each request in `_prompts`."""
+        self._unfollow: Callable[[], None] = lambda: None
         self._thresholds = config.thresholds()
         self._reported: ReportedLoads | None = None
         self._started = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return sum(request.prompt_tokens for request in self._queue)
 
     @property
     def active(self) -> int:
@@ -67,12 +89,16 @@ class SimpleRouter:
 
     def start(self) -> None:
         """Follow load reports once a threshold is set: they matter for nothing else."""
+        if not self._started:
+            self._unfollow = self.instances.follow(lambda instance_id, instance: self._queue.dispatch())
         self._started = True
         if self._thresholds and self._reported is None:
             self._reported = ReportedLoads(self._events, self.instances, self.stats)
 
     async def close(self) -> None:
         self._started = False
+        self._unfollow()
+        self._queue.reject_all(self.instances.none_reachable)
         if self._reported:
             await self._reported.close()
             self._reported = None
@@ -87,30 +113,78 @@ class SimpleRouter:
         avoid: Collection[int] = (),
         tenant: Tenant | None = None,
     ) -> Placement:
-        if pinned is not None:
-            check_pinned(self.instances, pinned)
-            candidates = self._below_thresholds([pinned])
-            chosen = pinned
-        else:
-            routable = self.instances.routable(avoid)
-            if not routable:
-                raise self.instances.none_reachable()
-            candidates = self._below_thresholds(routable)
+        request_to_place = RequestToPlace(request=request, request_id=request_id, pinned=pinned, avoid=avoid)
+        if isinstance(request, PreprocessedRequest):
+            request_to_place.prompt_tokens = len(request.token_ids)
+        if tenant is None or not (tenant.shares or tenant.background or self._queue.waiting.count):
+            return self._place(request_to_place, self._candidates(request_to_place))
+        request_to_place.tenant = tenant
+        if not self._queue.waiting.count:
+            placement = self._place_fairly(request_to_place)
+            if placement:
+                self._queue.passed(request_to_place, 0)
+                return placement
+        if len(self._queue) >= self._queue_limit * max(1, len(self.instances)):
+            self.stats.rejected += 1
+            self.stats.queue_full += 1
+            error = RouterQueueLimitExceeded(f"{len(self._queue)} requests wait already. Please retry shortly.")
+            if not self._queue.make_room(tenant, error):
+                raise error
+        self.stats.queued += 1
+        return await self._queue.wait(request_to_place, request_to_place.prompt_tokens)
+
+    def _candidates(self, request: RequestToPlace) -> Sequence[int]:
+        if request.pinned is not None:
+            check_pinned(self.instances, request.pinned)
+            return self._below_thresholds([request.pinned])
+        routable = self.instances.routable(request.avoid)
+        if not routable:
+            raise self.instances.none_reachable()
+        return self._below_thresholds(routable)
+
+    def _place_fairly(self, request: RequestToPlace, awaited: Collection[WorkerRank] = ()) -> Placement | None:
+        """None when the request must wait: all its candidates are full, or `awaited` by earlier requests."""
+        taken = {worker.worker_id for worker in awaited}
+        running = self._queue.ledger.running(request.tenant)
+        free = [
+            id for id in self._candidates(request) if id not in taken and self._has_room(id, request.tenant, running)
+        ]
+        return self._place(request, free) if free else None
+
+    def _has_room(self, instance_id: int, tenant: Tenant, running: int) -> bool:
+        if not (tenant.shares or tenant.background):
+            return True
+        card = self._runtime_of(instance_id)
+        ranks = max(1, card.data_parallel_size)
+        prompts = self._prompts.get(instance_id, 0)
+        # Whoever has nothing under way is sent ahead of the prompts that wait here.
+        if prompts > PROMPT_BATCHES * ranks * (card.max_num_batched_tokens or 8192) and (running or tenant.background):
+            return False
+        most = card.max_num_seqs
+        return most is None or self._in_flight.get(instance_id, 0) < most_requests(ranks * most, tenant, running)
+
+    def _place(self, request: RequestToPlace, candidates: Sequence[int]) -> Placement:
+        chosen = request.pinned
+        if chosen is None:
             chosen = self._policy.choose(candidates, self._in_flight)
         # Counted already now: other requests are placed while this one connects.
         before = self._in_flight.get(chosen, 0)
         self._in_flight[chosen] = before + 1
         decision = Decision(
-            request_id=request_id,
+            request_id=request.request_id,
             time=time.time(),
             mode=self._mode,
             worker_id=chosen,
             dp_rank=None,
-            pinned=pinned is not None,
+            pinned=request.pinned is not None,
             considered=len(candidates),
             in_flight=before,
         )
-        return Placement(self, chosen, self.instances.channel(chosen), decision)
+        placement = Placement(self, chosen, self.instances.channel(chosen), decision)
+        self._sent[placement] = request.prompt_tokens
+        self._prompts[chosen] = self._prompts.get(chosen, 0) + request.prompt_tokens
+        self._queue.ledger.began(placement, request)
+        return placement
 
     def connected(self, placement: Placement) -> None:
         decision = placement.decision
@@ -120,7 +194,9 @@ class SimpleRouter:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("request %s: %s", decision.request_id, decision)
 
-    def prompt_computed(self, placement: Placement) -> None: ...
+    def prompt_computed(self, placement: Placement) -> None:
+        self._computed(placement)
+        self._queue.dispatch()
 
     def released(self, placement: Placement) -> None:
         left = self._in_flight[placement.instance_id] - 1
@@ -128,6 +204,18 @@ class SimpleRouter:
             self._in_flight[placement.instance_id] = left
         else:
             del self._in_flight[placement.instance_id]
+        self._computed(placement)
+        self._queue.ledger.ended(placement)
+        self._queue.dispatch()
+
+    def _computed(self, placement: Placement) -> None:
+        """Its prompt does not wait any more."""
+        tokens = self._sent.pop(placement, 0)
+        left = self._prompts.get(placement.instance_id, 0) - tokens
+        if left:
+            self._prompts[placement.instance_id] = left
+        else:
+            self._prompts.pop(placement.instance_id, None)
 
     def loads(self) -> list[WorkerLoad]:
         """What workers report, while their reports are followed."""

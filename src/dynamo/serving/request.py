@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.postprocess import Postprocess
@@ -18,7 +19,7 @@ from dynamo.protocols.card import ModelType
 from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.embeddings import EmbeddingRequest
-from dynamo.protocols.engine import Usage
+from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant, Usage
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.tensors import TensorRequest
 from dynamo.router.decision import Decision
@@ -158,7 +159,8 @@ class ModelRequest(Generic[RequestT]):
             token_ids=token_ids,
         )
         self._outputs.append(sink)
-        await self._deliver(prepared.request, context, sink, len(prepared.request.token_ids))
+        request = _salted(prepared.request, context.tenant)
+        await self._deliver(request, context, sink, len(request.token_ids))
 
     async def _deliver(self, request: object, context: Context, sink: Sink, prompt_tokens: int = 0) -> None:
         router = self.model.router
@@ -190,6 +192,15 @@ class ModelRequest(Generic[RequestT]):
         if not self._running:
             return self.context
         return self.context.detached(f"{self.context.id()}-{len(self._running)}")
+
+
+def _salted(request: PreprocessedRequest, tenant: Tenant | None) -> PreprocessedRequest:
+    """Keep the tenant's cached prefixes its own, whatever salt it sends along."""
+    if tenant is None or not tenant.cache_salt:
+        return request
+    routing = request.routing or Routing()
+    salt = f"{tenant.cache_salt}/{routing.cache_salt}" if routing.cache_salt else tenant.cache_salt
+    return structs.replace(request, routing=structs.replace(routing, cache_salt=salt))
 
 
 def require_type(model: ServedModel, model_type: ModelType) -> None:

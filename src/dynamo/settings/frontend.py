@@ -83,6 +83,10 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--admin-key", "DYN_ADMIN_KEY",
         "key of an administrator: for the routes that change or show the inside of the server, and all others", "KEY",
         ACCESS, valid=_is_key, expects="printable ASCII and not empty", secret=True)] = ()
+    share_kv_cache: Annotated[bool, Setting(
+        "--share-kv-cache", "DYN_SHARE_KV_CACHE",
+        "let API keys use prefixes that others computed: faster, but a key can measure what others asked",
+        group=ACCESS)] = False
     protect_metrics: Annotated[bool, Setting(
         "--protect-metrics", "DYN_PROTECT_METRICS", "require a key at /metrics too", group=ACCESS)] = False
     body_limit_mb: Annotated[int, Meta(ge=1), Setting(

@@ -383,6 +383,21 @@ async def test_the_lines_of_a_batch_take_turns_with_those_of_another_key(tmp_pat
             assert [(await flood.ended(long)).status, (await light.ended(short)).status] == ["completed"] * 2
 
 
+async def test_the_lines_of_a_batch_count_among_the_open_streams(tmp_path: Path) -> None:
+    engine, name = Holding(), "dynamo_request_plane_inflight_requests"
+    async with serving(tmp_path, engine, http_batch_concurrency=3) as stack:
+        clerk = Clerk(stack.server)
+        async with clerk.client:
+            batch = await clerk.begin(*(line(number, model="tiny") for number in range(3)))
+            held = [await engine.requests.get() for _ in range(3)]
+            await metrics_once(stack.metrics, lambda seen: seen[name] == 3)
+            for each in held:
+                each.sink.tokens([100])
+                each.sink.end()
+            assert (await clerk.ended(batch)).status == "completed"
+            await metrics_once(stack.metrics, lambda seen: seen[name] == 0)
+
+
 @given(st.text("ab\n", max_size=60), st.integers(0, 20))
 def test_of_long_lines_the_rest_is_skipped(text: str, longest: int) -> None:
     content = text.encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -76,10 +77,10 @@ async def test_a_part_that_nobody_reads_is_no_way_around_the_limit_of_files(tmp_
 
     async with serving(tmp_path, stored_files_mb=1) as stack, aclosing(endless()) as body:
         headers = {"Content-Type": "multipart/form-data; boundary=b"}
-        with pytest.raises(aiohttp.ClientError):
+        # The client reads the answer, or finds the connection closed while it still sends.
+        with contextlib.suppress(aiohttp.ClientError):
             async with stack.http.post(f"{stack.url}/v1/files", data=body, headers=headers) as answer:
                 assert answer.status == 413
-                raise aiohttp.ClientError
 
 
 async def test_a_file_larger_than_the_limit_is_refused_by_its_length(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from dynamo.engines.llamacpp.blocks import BlockMap
 from dynamo.engines.llamacpp.decoder import DECODED, NO_ROOM, LlamaDecoder
 from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.scheduler import LlamaScheduler
+from dynamo.kv.block_names import BlockNames
 from dynamo.protocols.engine import EngineOutput
 from dynamo.runtime.stream import Sink
 from engines.llamacpp.test_blocks import Cells, replay
@@ -51,8 +52,9 @@ class PlainDecoder(Cells):
         return result
 
 
-def job(prompt: list[int], **options: Any) -> Job:
-    return Job(asking(prompt, ignore_eos=True, **options), cast(Sink, None), context_length=24, vocab_size=VOCAB)
+def job(prompt: list[int], size: int, **options: Any) -> Job:
+    request, names = asking(prompt, ignore_eos=True, **options), BlockNames(size, b"secret")
+    return Job(request, cast(Sink, None), context_length=24, vocab_size=VOCAB, names=names)
 
 
 def scheduler(decoder: PlainDecoder, *, cells: int, batch: int, size: int, seqs: int) -> LlamaScheduler:
@@ -78,7 +80,7 @@ def test_every_request_ends_with_all_its_tokens(
 ) -> None:
     decoder = PlainDecoder(batch, max(24, cells - missing))
     scheduling = scheduler(decoder, cells=cells, batch=batch, size=size, seqs=seqs)
-    jobs = [job(prompt, max_tokens=most, prompt_logprobs=count) for prompt, most, count in requests]
+    jobs = [job(prompt, size, max_tokens=most, prompt_logprobs=count) for prompt, most, count in requests]
     for each in jobs:
         scheduling.add(each)
     ended: list[Job] = []
@@ -111,7 +113,7 @@ def test_every_request_ends_with_all_its_tokens(
 def test_requests_that_arrive_together_compute_their_common_prefix_once() -> None:
     decoder = PlainDecoder(64, 200)
     scheduling = scheduler(decoder, cells=200, batch=64, size=4, seqs=4)
-    jobs = [job([0, 1] * 8 + [end], max_tokens=2) for end in (2, 3, 4)]
+    jobs = [job([0, 1] * 8 + [end], 4, max_tokens=2) for end in (2, 3, 4)]
     for each in jobs:
         scheduling.add(each)
     while scheduling.busy:
@@ -123,7 +125,7 @@ def test_requests_that_arrive_together_compute_their_common_prefix_once() -> Non
 def test_a_request_that_cannot_be_sampled_fails_alone(caplog: Any) -> None:
     decoder = PlainDecoder(64, 200)
     scheduling = scheduler(decoder, cells=200, batch=64, size=4, seqs=4)
-    broken, fine = job([0, 1], max_tokens=3, min_tokens=2), job([1, 0], max_tokens=3)
+    broken, fine = job([0, 1], 4, max_tokens=3, min_tokens=2), job([1, 0], 4, max_tokens=3)
     broken.ends = frozenset([VOCAB])
     scheduling.add(broken)
     scheduling.add(fine)
@@ -137,7 +139,7 @@ def test_a_request_that_cannot_be_sampled_fails_alone(caplog: Any) -> None:
 
 def test_each_step_says_what_it_computed_and_what_waited() -> None:
     scheduling = scheduler(PlainDecoder(8, 200), cells=200, batch=8, size=4, seqs=2)
-    first, second, third = job([0] * 12, max_tokens=3), job([1, 0], max_tokens=2), job([1, 1, 0], max_tokens=1)
+    first, second, third = job([0] * 12, 4, max_tokens=3), job([1, 0], 4, max_tokens=2), job([1, 1, 0], 4, max_tokens=1)
     steps: list[Any] = []
     scheduling.on_step = lambda rank, seconds, scheduled, queued: steps.append((rank, seconds, scheduled, queued))
     for each in (first, second, third):
@@ -160,7 +162,7 @@ def test_each_step_says_what_it_computed_and_what_waited() -> None:
 
 def test_a_preempted_request_waits_with_its_answer_and_a_step_without_room_is_not_reported() -> None:
     scheduling = scheduler(PlainDecoder(32, 24), cells=40, batch=32, size=4, seqs=2)
-    jobs = [job([0] * 8, max_tokens=8), job([1] * 8, max_tokens=8)]
+    jobs = [job([0] * 8, 4, max_tokens=8), job([1] * 8, 4, max_tokens=8)]
     steps: list[Any] = []
     scheduling.on_step = lambda rank, seconds, scheduled, queued: steps.append((scheduled, queued))
     for each in jobs:

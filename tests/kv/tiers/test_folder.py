@@ -70,7 +70,7 @@ def test_a_restart_removes_what_is_not_whole(tmp_path: Path) -> None:
     first.with_suffix(".part").write_bytes(b"begun")
     (tmp_path / "notes.txt").write_text("the user's own")
     again = opened(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["lock", "notes.txt", second.name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["lock", "notes.txt", "secret", second.name])
     assert SECOND.key in again
     again.close()
 
@@ -113,3 +113,48 @@ def test_any_other_bytes_are_no_segment(data: bytes) -> None:
     if data != b"".join(FIRST.to_bytes()):
         with pytest.raises(DamagedSegment):
             from_bytes(data)
+
+
+def test_a_restart_keeps_the_secret_which_only_its_user_reads(tmp_path: Path) -> None:
+    tier = opened(tmp_path)
+    tier.put(FIRST)
+    tier.close()
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    again = opened(tmp_path)
+    assert again.secret == tier.secret
+    assert FIRST.key in again
+    again.close()
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut", "readable"])
+def test_a_folder_whose_secret_cannot_be_trusted_starts_empty(tmp_path: Path, harm: str) -> None:
+    tier = opened(tmp_path)
+    tier.put(FIRST)
+    tier.close()
+    secret = tmp_path / "secret"
+    if harm == "gone":
+        secret.unlink()
+    elif harm == "cut":
+        secret.write_bytes(b"short")
+    else:
+        secret.chmod(0o644)
+    again = opened(tmp_path)
+    assert again.secret != tier.secret
+    assert len(again) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "secret"]
+    assert secret.stat().st_mode & 0o777 == 0o600
+    again.close()
+
+
+def test_segments_of_an_earlier_format_are_removed(tmp_path: Path) -> None:
+    (tmp_path / f"{2:016x}.kv").write_bytes(b"DYNKV\0\0\1" + bytes(200))
+    tier = opened(tmp_path)
+    assert len(tier) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "secret"]
+    tier.close()
+
+
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(TierFolderError, match="can be written by other users"):
+        opened(tmp_path)

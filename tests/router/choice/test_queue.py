@@ -42,7 +42,7 @@ class Slots:
     def __init__(self) -> None:
         self.running: list[Place] = []
         self.served: list[str] = []
-        self.queue: Queue[Place] = Queue("fcfs", self._place, self._candidates)
+        self.queue: Queue[Place] = Queue("fcfs", self._place, lambda request: self._candidates(request).workers)
 
     def free(self, worker: WorkerRank) -> bool:
         return sum(place.worker == worker for place in self.running) < 2

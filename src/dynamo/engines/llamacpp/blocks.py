@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
+from dynamo.kv.block_names import announced, announced_parent
 from dynamo.kv.messages import Cleared, KvChange, Removed, Stored
 
 
@@ -23,7 +24,7 @@ class SequenceMemory(Protocol):
 
 
 class Block:
-    """A full block of computed tokens; `holders` are the sequences that share it."""
+    """A full block of computed tokens; `hash` is its name, `holders` are the sequences that share it."""
 
     __slots__ = ("hash", "holders")
 
@@ -63,7 +64,7 @@ class BlockMap:
         self._cached: OrderedDict[int, Held] = OrderedDict()
         """Finished sequences, the least recently used first."""
         self._found: dict[int, list[Block]] = {}
-        """The copies of each hash."""
+        """The copies of each block by its name, which no prompt can forge: see `dynamo.kv.block_names`."""
         self._events: list[KvChange] = []
 
     @property
@@ -78,7 +79,8 @@ class BlockMap:
         return len(active) + sum(1 for held in self._held.values() if held.tail)
 
     def hashes(self) -> set[int]:
-        return set(self._found)
+        """What routers know the blocks by."""
+        return set(announced(self._found))
 
     def lookup(self, hashes: Sequence[int]) -> int:
         """How many blocks at the start of `hashes` are held by one sequence."""
@@ -253,8 +255,8 @@ class BlockMap:
                 removed.append(block.hash)
         del held.blocks[keep:]
         if removed and self._caching:
-            self._events.append(Removed(removed))
+            self._events.append(Removed(announced(removed)))
 
     def _store(self, stored: list[int], parent: int | None) -> None:
         if stored and self._caching:
-            self._events.append(Stored(stored, parent))
+            self._events.append(Stored(announced(stored), announced_parent(parent)))

@@ -34,6 +34,7 @@ from dynamo.engines.llamacpp.thread import EngineThread, StepReport
 from dynamo.engines.llamacpp.tier_metrics import TierMetrics
 from dynamo.engines.llamacpp.tier_setup import open_tiers, weights_digest
 from dynamo.engines.registry import EngineSpec
+from dynamo.kv.block_names import BlockNames
 from dynamo.model import HubConfig, LoadedModel, ModelError, build_card, open_card
 from dynamo.protocols.card import ModelInput, ModelType, WorkerType
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
@@ -99,15 +100,16 @@ class LlamaCppEngine:
             caching=decoder.rewinds,
         )
         self.tiers = await asyncio.to_thread(open_tiers, self._args, self._file, decoder, self.blocks)
+        self.names = BlockNames(self._block_size, self.tiers.store.secret if self.tiers is not None else None)
         self.scheduler = LlamaScheduler(
             decoder, self.blocks, max_num_seqs=self._args.max_num_seqs, n_batch=decoder.n_batch, tiers=self.tiers
         )
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-grammar")
         self._thread = EngineThread(self.scheduler, decoder, self._deliver, self._died)
-        self._states = SequenceStates(decoder, self.blocks)
+        self._states = SequenceStates(decoder, self.blocks, self.names)
         if self._args.worker_type is not WorkerType.Aggregated:
             self._transfer = await asyncio.to_thread(self._form_of_state, decoder.description)
-        self._prefixes = HeldPrefixes(decoder, self.blocks, self._states, self._args.cached_seqs // 2)
+        self._prefixes = HeldPrefixes(decoder, self.blocks, self._states, self.names, self._args.cached_seqs // 2)
         self.scheduler.give_way = self._prefixes.give_way
         log.info(
             "loaded %s with xllamacpp %s in %.1f s: %s, context of %d tokens, room for %d",
@@ -134,7 +136,7 @@ class LlamaCppEngine:
             sink.fail(EngineShutdown("llamacpp is not running"))
             return LlamaCppRunning(self, None)
         try:
-            job = Job(request, sink, context_length=self.context_length, vocab_size=self._vocab_size)
+            job = Job(request, sink, context_length=self.context_length, vocab_size=self._vocab_size, names=self.names)
         except InvalidArgument as error:
             sink.fail(error)
             return LlamaCppRunning(self, None)

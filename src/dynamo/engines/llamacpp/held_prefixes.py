@@ -9,7 +9,7 @@ from dynamo.engines.base import HeldPrefix
 from dynamo.engines.llamacpp.blocks import BlockMap, Held
 from dynamo.engines.llamacpp.decoder import LlamaDecoder
 from dynamo.engines.llamacpp.state import SequenceStates
-from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.block_names import BlockNames, prompt_digest
 from dynamo.protocols.errors import Unavailable
 
 _MOST_CELLS = 0.5
@@ -19,20 +19,24 @@ _MOST_CELLS = 0.5
 class HeldPrefixes:
     """Called in the engine's thread, between two steps. Held prefixes give way to requests that find no room."""
 
-    def __init__(self, decoder: LlamaDecoder, blocks: BlockMap, states: SequenceStates, most: int) -> None:
+    def __init__(
+        self, decoder: LlamaDecoder, blocks: BlockMap, states: SequenceStates, names: BlockNames, most: int
+    ) -> None:
         """At most `most` are held at a time."""
         self.blocks_held = 0
         """May be read by any thread."""
         self._decoder = decoder
         self._blocks = blocks
         self._states = states
+        self._names = names
         self._most = most
         self._keys = count()
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, tuple[Held, bytes]] = {}
+        """With the digest of the prompt."""
 
     def hold(self, tokens: Sequence[int], cache_salt: str | None) -> HeldPrefix | None:
         size = self._blocks.block_size
-        hashes = prompt_hashes(list(tokens), size, cache_salt=cache_salt)
+        hashes = self._names.of(tokens, cache_salt)
         found = self._blocks.lookup(hashes)
         full = (self.blocks_held + found) * size > _MOST_CELLS * self._blocks.cells or len(self._held) >= self._most
         if not found or full or not self._decoder.rewinds:
@@ -41,7 +45,7 @@ class HeldPrefixes:
         if held is None:
             return None
         key = next(self._keys)
-        self._held[key] = held
+        self._held[key] = held, prompt_digest(tokens[: found * size], cache_salt)
         self.blocks_held += found
         return HeldPrefix(key=key, tokens=found * size, blocks=found)
 
@@ -49,7 +53,7 @@ class HeldPrefixes:
         held = self._held.get(prefix.key)
         if held is None:
             raise Unavailable("this prefix is not held (any more)")
-        return self._states.encode(held)
+        return self._states.encode(*held)
 
     def release(self, prefix: HeldPrefix) -> None:
         self._end(prefix.key)
@@ -62,7 +66,8 @@ class HeldPrefixes:
         return oldest is not None
 
     def _end(self, key: int) -> None:
-        held = self._held.pop(key, None)
-        if held is not None:
+        found = self._held.pop(key, None)
+        if found is not None:
+            held = found[0]
             self.blocks_held -= len(held.blocks)
             self._blocks.end(held)

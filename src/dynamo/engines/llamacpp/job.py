@@ -9,7 +9,7 @@ from dynamo.engines.grammar_guide import GrammarGuide
 from dynamo.engines.llamacpp.blocks import Held
 from dynamo.engines.llamacpp.sampling import Sampler
 from dynamo.engines.request_options import reject_options
-from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
+from dynamo.kv.block_names import BlockNames
 from dynamo.kv.tiers import TierFetch
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, TopLogprob, Usage
 from dynamo.protocols.errors import ContextLengthExceeded, InvalidArgument
@@ -29,16 +29,15 @@ class Job:
         "ends",
         "fetch",
         "guide",
-        "hashes",
         "held",
         "logprobs",
         "max_tokens",
         "min_tokens",
+        "names",
         "prompt_logprobs",
         "prompt_tokens",
         "restoring",
         "resumed",
-        "salt",
         "sampler",
         "scored",
         "scoring",
@@ -47,7 +46,9 @@ class Job:
         "tokens",
     )
 
-    def __init__(self, request: PreprocessedRequest, sink: Sink, *, context_length: int, vocab_size: int) -> None:
+    def __init__(
+        self, request: PreprocessedRequest, sink: Sink, *, context_length: int, vocab_size: int, names: BlockNames
+    ) -> None:
         """Raises InvalidArgument for unsupported options and for a prompt that does not fit into the context."""
         reject_options("llamacpp", request, *_LACKS)
         self.sink = sink
@@ -82,8 +83,7 @@ class Job:
         self.sampler.see(self.tokens[:first], self.resumed, vocab_size)
         self.guide: GrammarGuide | None = None
         routing = request.routing
-        self.salt = salt_seed(None, routing.cache_salt if routing else None)
-        self.hashes: list[int] = []
+        self.names = names.chain(routing.cache_salt if routing else None)
         self.held: Held | None = None
         self.computed = 0
         self.cached_tokens: int | None = None
@@ -110,12 +110,14 @@ class Job:
         """Its next token may be sampled together with those of others."""
         return self.sampler.plain and self.guide is None and self.generated >= self.min_tokens
 
-    def hash_up_to(self, blocks: int, block_size: int) -> None:
-        """Know the hashes of the first `blocks` blocks."""
-        known = len(self.hashes)
-        if blocks > known:
-            fresh = local_hashes(self.tokens[known * block_size : blocks * block_size], block_size, self.salt)
-            self.hashes += sequence_hashes(fresh, self.hashes[-1] if known else None)
+    @property
+    def hashes(self) -> list[int]:
+        """The names of its blocks, as far as they were asked for."""
+        return self.names.names
+
+    def hash_up_to(self, blocks: int) -> None:
+        """Know the names of the first `blocks` blocks."""
+        self.names.extend(self.tokens, blocks)
 
 
 def _prompt(ids: Sequence[int], vocab_size: int) -> list[int]:

@@ -175,7 +175,7 @@ class PrefixTiers:
             return []
         size = self._blocks.block_size
         known = len(job.tokens)
-        job.hash_up_to(known // size, size)
+        job.hash_up_to(known // size)
         return job.hashes[: (known - 1) // size]
 
     def _next_end(self, blocks: int) -> int:

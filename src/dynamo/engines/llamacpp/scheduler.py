@@ -203,7 +203,7 @@ class LlamaScheduler:
             job = self.waiting[0]
             known = len(job.tokens)
             if self._caching:
-                job.hash_up_to(known // size, size)
+                job.hash_up_to(known // size)
             # The last token is always computed: its output is what the next one is sampled from.
             shareable = [] if job.scoring else job.hashes[: (known - 1) // size]
             if coming and coming.intersection(shareable[self.blocks.lookup(shareable) :][:1]):
@@ -308,7 +308,7 @@ class LlamaScheduler:
             job.computed += chunk.count
             full = job.computed // size
             if full > before and self._caching:
-                job.hash_up_to(full, size)
+                job.hash_up_to(full)
                 parent = job.hashes[before - 1] if before else None
                 self.blocks.grow(job.held, chunk.count, job.hashes[before:full], parent)
             else:

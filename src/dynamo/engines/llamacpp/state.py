@@ -7,55 +7,59 @@ from msgspec import Struct
 
 from dynamo.engines.llamacpp.blocks import BlockMap, Held
 from dynamo.engines.llamacpp.decoder import LlamaDecoder
-from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.block_names import BlockNames, prompt_digest
 from dynamo.protocols.errors import InvalidArgument, ResourceExhausted
 
-_FORMAT = "dynamo-llamacpp-1"
+_FORMAT = "dynamo-llamacpp-2"
 
 
 class PrefixState(Struct, frozen=True, array_like=True):
     format: str
     model: str
     block_size: int
-    last_hash: int
-    """The sequence hash of the last block, which covers all tokens."""
+    tokens: int
+    digest: bytes
+    """Of the salt and of the tokens, so that a state is never used for others."""
     data: bytes
 
 
 class SequenceStates:
     """Called in the engine's thread, between two steps."""
 
-    def __init__(self, decoder: LlamaDecoder, blocks: BlockMap) -> None:
+    def __init__(self, decoder: LlamaDecoder, blocks: BlockMap, names: BlockNames) -> None:
         self._decoder = decoder
         self._blocks = blocks
+        self._names = names
 
     def export(self, tokens: list[int], cache_salt: str | None) -> bytes | None:
         size = self._blocks.block_size
-        hashes = prompt_hashes(tokens, size, cache_salt=cache_salt)
+        hashes = self._names.of(tokens, cache_salt)
         held = self._blocks.begin(hashes, self._blocks.lookup(hashes) * size) if self._decoder.rewinds else None
         if held is None:
             return None
         try:
-            return self.encode(held) if held.blocks else None
+            digest = prompt_digest(tokens[: len(held.blocks) * size], cache_salt)
+            return self.encode(held, digest) if held.blocks else None
         finally:
             self._blocks.end(held)
 
-    def encode(self, held: Held) -> bytes:
-        """The state of a sequence of full blocks."""
+    def encode(self, held: Held, digest: bytes) -> bytes:
+        """The state of a sequence of full blocks; `digest` is that of its prompt."""
         data = self._decoder.state(held.number)
-        prefix = PrefixState(_FORMAT, self._decoder.description, self._blocks.block_size, held.blocks[-1].hash, data)
+        size = self._blocks.block_size
+        prefix = PrefixState(_FORMAT, self._decoder.description, size, len(held.blocks) * size, digest, data)
         return msgspec.msgpack.encode(prefix)
 
     def restore(self, tokens: list[int], state: bytes, cache_salt: str | None) -> int:
         if not self._decoder.rewinds:
             raise InvalidArgument("this model keeps no prefixes")
-        hashes = prompt_hashes(tokens, self._blocks.block_size, cache_salt=cache_salt)
         prefix = self._checked(state)
-        if prefix.last_hash not in hashes:
+        cells = prefix.tokens
+        count, rest = divmod(cells, self._blocks.block_size)
+        if rest or not 0 < cells <= len(tokens) or prefix.digest != prompt_digest(tokens[:cells], cache_salt):
             raise InvalidArgument("the state is of other tokens")
-        count = hashes.index(prefix.last_hash) + 1
-        cells = count * self._blocks.block_size
-        if self._blocks.lookup(hashes[:count]) == count:
+        hashes = self._names.of(tokens[:cells], cache_salt)
+        if self._blocks.lookup(hashes) == count:
             return cells
         held = self._blocks.begin((), cells)
         if held is None:
@@ -63,7 +67,7 @@ class SequenceStates:
         try:
             if not self._decoder.restore(held.number, prefix.data) or self._decoder.length(held.number) != cells:
                 raise InvalidArgument("llama.cpp cannot read the state")
-            self._blocks.grow(held, cells, hashes[:count], None)
+            self._blocks.grow(held, cells, hashes, None)
         except BaseException:
             self._decoder.truncate(held.number, 0)
             raise

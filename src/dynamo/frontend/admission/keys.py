@@ -39,9 +39,9 @@ class KnownKey(Struct, frozen=True, kw_only=True):
     def owner(self) -> str:
         return self.digest.hex()[:32]
 
-    @property
-    def tenant(self) -> Tenant:
-        return Tenant(self.owner, self.weight)
+    def tenant(self, shares: bool, share_kv_cache: bool) -> Tenant:
+        salt = "" if share_kv_cache else self.owner
+        return Tenant(self.owner, weight=self.weight, shares=shares, cache_salt=salt)
 
 
 class ApiKeys:

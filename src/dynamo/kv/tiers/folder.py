@@ -1,8 +1,8 @@
 """Segments as files of a folder, within a limit of bytes; they survive a restart.
 
 A file is written beside its place and renamed, so a reader finds a whole one or none. A file is believed only if its
-checksum fits; any other is a miss and is removed. A lock keeps two processes out of one folder: each would count its
-own files only, and exceed the limit together.
+checksum fits; any other is a miss and is removed. The names of blocks are made with a secret that lies beside them. A
+lock keeps two processes out of one folder: each would count its own files only, and exceed the limit together.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
-from dynamo.kv.messages import KvChange, Removed, Stored
+from dynamo.kv.block_names import NAME_BYTES, SECRET_BYTES
+from dynamo.kv.messages import KvChange
 from dynamo.kv.tiers.segment import DamagedSegment, KvSegment, SegmentHeader, from_bytes, header_bytes, read_header
 
 _SUFFIX, _UNFINISHED = ".kv", ".part"
@@ -45,7 +47,10 @@ class FolderTier:
         self._blocks = blocks
         self._changed = changed
         self._lock = _locked(folder)
+        self.secret = b""
+        """Makes the names of blocks; a folder whose secret is lost, or was readable by others, starts empty."""
         try:
+            self.secret = _secret(folder / "secret") or self._begin_anew(folder / "secret")
             self._scan()
         except OSError as error:
             self.close()
@@ -62,7 +67,7 @@ class FolderTier:
         with self._guard:
             self._changed = changed
             for header in self._headers.values():
-                changed(Stored(list(header.hashes), header.parent))
+                changed(header.stored())
 
     def put(self, segment: KvSegment) -> bool:
         """Write a segment; False if it is held already, or larger than the limit.
@@ -131,16 +136,27 @@ class FolderTier:
     def _remember(self, header: SegmentHeader) -> None:
         self._headers[header.key] = header
         self.used += header.size
-        self._changed(Stored(list(header.hashes), header.parent))
+        self._changed(header.stored())
 
     def _forget(self, key: int) -> int:
         header = self._headers.pop(key)
         self.used -= header.size
-        self._changed(Removed(list(header.hashes)))
+        self._changed(header.removed())
         return key
 
     def _path(self, key: int) -> Path:
-        return self.folder / f"{key:016x}{_SUFFIX}"
+        return self.folder / f"{key:0{2 * NAME_BYTES}x}{_SUFFIX}"
+
+    def _begin_anew(self, path: Path) -> bytes:
+        """Make a secret, and remove the segments, whose names nobody can make any more."""
+        for entry in os.scandir(self.folder):
+            if entry.name.endswith(_SUFFIX):
+                os.unlink(entry)
+        secret = secrets.token_bytes(SECRET_BYTES)
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secret)
+        return secret
 
     def _scan(self) -> None:
         found: list[tuple[int, SegmentHeader]] = []
@@ -164,12 +180,25 @@ class FolderTier:
             self.remove_files([self._forget(next(iter(self._headers)))])
 
 
+def _secret(path: Path) -> bytes | None:
+    """The secret, if it is whole and this user's alone."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            about, secret = os.fstat(file.fileno()), file.read(SECRET_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    private = about.st_uid == os.geteuid() and not about.st_mode & 0o077
+    return secret if private and len(secret) == SECRET_BYTES else None
+
+
 def _locked(folder: Path) -> IO[bytes]:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.stat().st_uid != os.geteuid():
             # Its owner could put states into it that answer our prompts.
             raise TierFolderError(f"{folder} belongs to another user")
+        if folder.stat().st_mode & 0o022:
+            raise TierFolderError(f"{folder} can be written by other users: chmod 700 {folder}")
         lock = (folder / "lock").open("ab")
     except OSError as error:
         raise TierFolderError(f"{folder}: {error.strerror or error}") from error

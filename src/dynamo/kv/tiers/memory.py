@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from dynamo.kv.messages import KvChange, Removed, Stored
+from dynamo.kv.messages import KvChange
 from dynamo.kv.tiers.segment import KvSegment
 
 
@@ -34,7 +34,7 @@ class MemoryTier:
         """Call `changed` for all that is held, and for each change from now on."""
         self._changed = changed
         for segment in self._segments.values():
-            changed(Stored(list(segment.hashes), segment.parent))
+            changed(segment.header.stored())
 
     def get(self, key: int) -> KvSegment | None:
         segment = self._segments.get(key)
@@ -54,10 +54,10 @@ class MemoryTier:
             self._displaced(oldest)
             del self._segments[oldest.key]
             self.used -= oldest.size
-            self._changed(Removed(list(oldest.hashes)))
+            self._changed(oldest.header.removed())
         self._segments[segment.key] = segment
         self.used += segment.size
-        self._changed(Stored(list(segment.hashes), segment.parent))
+        self._changed(segment.header.stored())
         return True
 
     def clear(self) -> None:

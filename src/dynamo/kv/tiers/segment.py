@@ -1,7 +1,7 @@
-"""A segment: the state of consecutive KV blocks, named by the hash of its last one, which covers all tokens before.
+"""A segment: the state of consecutive KV blocks, under the name of its last one, which covers all tokens before.
 
 As bytes: magic, the checksum of all that follows, number of blocks, whether there is a parent, parent, length of the
-data, the blocks' hashes, the data.
+data, the blocks' names, the data.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from collections.abc import Sequence
 import xxhash
 from msgspec import Struct
 
-MAGIC = b"DYNKV\0\0\1"
+from dynamo.kv.block_names import NAME_BYTES, announced, announced_parent
+from dynamo.kv.messages import Removed, Stored
+
+MAGIC = b"DYNKV\0\0\2"
 _CHECKSUM = 16
-_COUNTS = struct.Struct("<IIQQ")
+_COUNTS = struct.Struct(f"<II{NAME_BYTES}sQ")
 _FIXED = len(MAGIC) + _CHECKSUM + _COUNTS.size
 _MOST_BLOCKS = 1 << 16
 
@@ -25,7 +28,7 @@ class DamagedSegment(Exception):
 
 class SegmentHeader(Struct, frozen=True):
     hashes: tuple[int, ...]
-    """Sequence hashes of its blocks, in order."""
+    """The names of its blocks, in order."""
     parent: int | None
     """The block before the first; None at a prompt's start."""
     size: int
@@ -34,6 +37,12 @@ class SegmentHeader(Struct, frozen=True):
     @property
     def key(self) -> int:
         return self.hashes[-1]
+
+    def stored(self) -> Stored:
+        return Stored(announced(self.hashes), announced_parent(self.parent))
+
+    def removed(self) -> Removed:
+        return Removed(announced(self.hashes))
 
 
 class KvSegment(Struct, frozen=True):
@@ -48,7 +57,7 @@ class KvSegment(Struct, frozen=True):
     @property
     def size(self) -> int:
         """What it takes in a tier."""
-        return _FIXED + 8 * len(self.hashes) + len(self.data)
+        return _FIXED + NAME_BYTES * len(self.hashes) + len(self.data)
 
     @property
     def header(self) -> SegmentHeader:
@@ -56,8 +65,8 @@ class KvSegment(Struct, frozen=True):
 
     def to_bytes(self) -> list[bytes]:
         """In pieces: the data is not copied."""
-        described = _COUNTS.pack(len(self.hashes), self.parent is not None, self.parent or 0, len(self.data))
-        described += struct.pack(f"<{len(self.hashes)}Q", *self.hashes)
+        described = _COUNTS.pack(len(self.hashes), self.parent is not None, _packed(self.parent or 0), len(self.data))
+        described += b"".join(map(_packed, self.hashes))
         return [MAGIC + _checksum((described, self.data)) + described, self.data]
 
 
@@ -66,11 +75,13 @@ def read_header(start: bytes, size: int) -> SegmentHeader:
     if len(start) < _FIXED or start[: len(MAGIC)] != MAGIC:
         raise DamagedSegment("not a segment")
     count, has_parent, parent, length = _COUNTS.unpack_from(start, _FIXED - _COUNTS.size)
-    if not 0 < count <= _MOST_BLOCKS or has_parent > 1 or _FIXED + 8 * count + length != size:
+    if not 0 < count <= _MOST_BLOCKS or has_parent > 1 or _FIXED + NAME_BYTES * count + length != size:
         raise DamagedSegment("not all of a segment")
-    if len(start) < _FIXED + 8 * count:
+    if len(start) < _FIXED + NAME_BYTES * count:
         raise DamagedSegment("a longer header than expected")
-    return SegmentHeader(struct.unpack_from(f"<{count}Q", start, _FIXED), parent if has_parent else None, size)
+    listed = struct.unpack_from(f"{NAME_BYTES}s" * count, start, _FIXED)
+    names = tuple(int.from_bytes(name, "little") for name in listed)
+    return SegmentHeader(names, int.from_bytes(parent, "little") if has_parent else None, size)
 
 
 def from_bytes(whole: bytes) -> KvSegment:
@@ -78,12 +89,16 @@ def from_bytes(whole: bytes) -> KvSegment:
     checksum, described = len(MAGIC), len(MAGIC) + _CHECKSUM
     if whole[checksum:described] != _checksum((memoryview(whole)[described:],)):
         raise DamagedSegment("the checksum differs")
-    return KvSegment(header.hashes, header.parent, whole[_FIXED + 8 * len(header.hashes) :])
+    return KvSegment(header.hashes, header.parent, whole[_FIXED + NAME_BYTES * len(header.hashes) :])
 
 
 def header_bytes(blocks: int) -> int:
     """How many bytes of a file hold the header of a segment of `blocks` blocks."""
-    return _FIXED + 8 * blocks
+    return _FIXED + NAME_BYTES * blocks
+
+
+def _packed(name: int) -> bytes:
+    return name.to_bytes(NAME_BYTES, "little")
 
 
 def _checksum(parts: Sequence[bytes | memoryview]) -> bytes:

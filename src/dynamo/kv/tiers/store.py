@@ -71,6 +71,8 @@ class TierStore(TierChain):
         super().__init__(prefill, clock, memory=memory, disk=folder)
         self.segment_tokens = segment_tokens
         self.folder = folder
+        self.secret = folder.secret if folder is not None else None
+        """What names the blocks that a restart is to find."""
         self.wake = wake
         self._hanging: TierFetch | None = None
         """A fetch that nobody waits for any more and that has not returned: the disk is not asked for more."""

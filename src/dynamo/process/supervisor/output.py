@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import TextIO
 
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
+_LOOK_SECONDS = 0.05
 _LONGEST = 1 << 16
 """A longer line is written in pieces: a process that never ends its line must not fill the memory."""
 
@@ -44,5 +47,43 @@ async def each_line(reader: asyncio.StreamReader) -> AsyncIterator[str]:
         if len(rest) > _LONGEST:
             yield rest.decode(errors="replace")
             rest = b""
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+async def followed_lines(
+    file: Path,
+    ended: asyncio.Future[int],
+    *,
+    from_end: bool = False,
+    most: int = 1 << 20,
+    caught_up: Callable[[], None] = lambda: None,
+) -> AsyncIterator[str]:
+    """The lines that a process appends to a file, until it has ended. Beyond `most` bytes the file begins anew.
+
+    `caught_up` is called whenever all that is there was read.
+    """
+    rest = b""
+    with file.open("rb") as reader:
+        if from_end:
+            reader.seek(0, os.SEEK_END)
+        while True:
+            last = ended.done()
+            if chunk := reader.read(_LONGEST):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield line.decode(errors="replace").rstrip("\r")
+                if len(rest) > _LONGEST:
+                    yield rest.decode(errors="replace")
+                    rest = b""
+                continue
+            caught_up()
+            if last:
+                break
+            if reader.tell() > most:
+                os.truncate(file, 0)
+                reader.seek(0)
+            # Nothing tells that a file has grown.
+            await asyncio.wait({ended}, timeout=_LOOK_SECONDS)
     if rest:
         yield rest.decode(errors="replace")

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from dynamo.process.backoff import Backoff
 from dynamo.process.readiness import READY, VARIABLE
-from dynamo.process.supervisor.output import each_line
+from dynamo.process.supervisor.home import Adopted, Home
+from dynamo.process.supervisor.output import each_line, followed_lines
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 STARTS = 3
@@ -50,7 +51,14 @@ class SupervisedProcess:
         *,
         reports_ready: bool,
         first_pause: float,
+        home: Home | None = None,
+        record: Callable[[], None] | None = None,
+        adopted: Adopted | None = None,
     ) -> None:
+        """With a `home` it outlives this process: its output goes to a file there, and it calls `record` first.
+
+        An `adopted` one runs already.
+        """
         self.name = name
         self.state = ProcessState.Starting
         self.restarts = 0
@@ -63,8 +71,13 @@ class SupervisedProcess:
         self._say = say
         self._reports_ready = reports_ready
         self._pauses = Backoff(first_pause, LONGEST_PAUSE)
-        self._process: asyncio.subprocess.Process | None = None
+        self._home = home
+        self._record = record
+        self._adopted = adopted
+        self._process: asyncio.subprocess.Process | Adopted | None = adopted
         self._stopping = asyncio.Event()
+        self._caught_up = asyncio.Event()
+        """All output of the process was read, up to now."""
         self._last_line = ""
 
     @property
@@ -75,8 +88,9 @@ class SupervisedProcess:
     async def run(self) -> None:
         """Run the process, and start it again when it dies, until `stop` or until it is given up."""
         failures = 0
-        while not self._stopping.is_set():
-            self._set(ProcessState.Starting)
+        while self._adopted or not self._stopping.is_set():
+            if not self._adopted:
+                self._set(ProcessState.Starting)
             begun = time.monotonic()
             code, was_ready = await self._run_once()
             if self._stopping.is_set():
@@ -87,6 +101,8 @@ class SupervisedProcess:
                 times = "" if failures == 1 else f" {failures} times in a row"
                 said = f"; its last line: {self._last_line}" if self._last_line else ""
                 self.reason = f"{self.name} {ended}{times} before it was ready{said}"
+                if self._home:
+                    self._home.forget(self.name)
                 self._set(ProcessState.Failed)
                 return
             if was_ready and time.monotonic() - begun > _STABLE_SECONDS:
@@ -97,6 +113,8 @@ class SupervisedProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
             self.restarts += 1
+        if self._home:
+            self._home.forget(self.name)
         self._set(ProcessState.Stopped)
 
     def stop(self) -> None:
@@ -114,40 +132,71 @@ class SupervisedProcess:
     async def _run_once(self) -> tuple[int, bool]:
         """Run the process once; returns its exit code and whether it was ready."""
         self._last_line = ""
+        if self._adopted:
+            return await self._follow_adopted(self._adopted)
         with contextlib.closing(_listen(self._socket)) as notices:
+            output = self._open_log() if self._home else asyncio.subprocess.PIPE
             try:
                 process = await asyncio.create_subprocess_exec(
                     *self._command,
                     stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
+                    stdout=output,
                     stderr=asyncio.subprocess.STDOUT,
                     env=self._environ | {VARIABLE: str(self._socket), "PYTHONUNBUFFERED": "1"},
                     start_new_session=True,  # Ctrl-C is for the supervisor, which then drains in order
-                    preexec_fn=_end_with(os.getpid()),
+                    preexec_fn=self._record or _end_with(os.getpid()),
                 )
             except OSError as error:
                 self._last_line = f"cannot start {self._command[0]}: {error.strerror or error}"
                 self._say(self.name, self._last_line)
                 return 127, False
+            finally:
+                if self._home:
+                    os.close(output)
             self._process = process
             if self._stopping.is_set():
                 self._set(ProcessState.Stopping)
                 self._signal(signal.SIGTERM)
             ready = asyncio.create_task(self._become_ready(notices))
-            assert process.stdout
-            async for line in each_line(process.stdout):
-                if line.strip():
-                    self._last_line = line.strip()
-                self._say(self.name, line)
-            code = await process.wait()
+            code = await self._say_lines(process)
             ready.cancel()
             await asyncio.gather(ready, return_exceptions=True)
             return code, not ready.cancelled()
+
+    async def _follow_adopted(self, process: Adopted) -> tuple[int, bool]:
+        """It was started before: whether it is ready was said then, to a supervisor that is gone."""
+        self._adopted = None
+        if not self._stopping.is_set():
+            self._set(ProcessState.Ready)
+        return await self._say_lines(process, missed=True), True
+
+    async def _say_lines(self, process: asyncio.subprocess.Process | Adopted, *, missed: bool = False) -> int:
+        """Pass its output on until it has ended; returns its exit code."""
+        ended = asyncio.ensure_future(process.wait())
+        if self._home:
+            lines = followed_lines(self._home.log(self.name), ended, from_end=missed, caught_up=self._caught_up.set)
+        else:
+            assert isinstance(process, asyncio.subprocess.Process)
+            assert process.stdout
+            lines = each_line(process.stdout)
+        async for line in lines:
+            if line.strip():
+                self._last_line = line.strip()
+            self._say(self.name, line)
+        return await ended
+
+    def _open_log(self) -> int:
+        assert self._home
+        return os.open(self._home.log(self.name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
 
     async def _become_ready(self, notices: socket.socket) -> None:
         if self._reports_ready:
             while READY not in (await asyncio.get_running_loop().sock_recv(notices, 4096)).split(b"\n"):
                 pass
+        if self._home:
+            # What it said before comes first.
+            self._caught_up.clear()
+            await self._caught_up.wait()
         if not self._stopping.is_set():
             self._set(ProcessState.Ready)
 

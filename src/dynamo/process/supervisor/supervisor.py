@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dynamo.process.supervisor.deployment import ComponentSpec, Deployment
+from dynamo.process.supervisor.home import Adopted, Home, Record
 from dynamo.process.supervisor.output import PrefixedOutput
 from dynamo.process.supervisor.process import FIRST_PAUSE, ProcessState, SupervisedProcess
 from dynamo.protocols.errors import StartError
@@ -27,6 +28,9 @@ _DISCOVERY = ("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS")
 class Supervisor:
     """`async with Supervisor(…) as supervisor`: leaving drains everything.
 
+    With a `home`, processes go on when this one is killed, and the next supervisor with this home adopts them: entering
+    takes the home, and raises StartError while another one holds it.
+
     Without another choice in `environ`, the processes find each other in a folder of their own, and the requests of a
     worker may end within the time it has to drain.
     """
@@ -38,6 +42,7 @@ class Supervisor:
         output: PrefixedOutput,
         *,
         first_pause: float = FIRST_PAUSE,
+        home: Home | None = None,
     ) -> None:
         """`first_pause`: seconds before the first restart of a process; each further one doubles it."""
         self._deployment = deployment
@@ -45,6 +50,7 @@ class Supervisor:
         self._environ = {_REQUESTS: f"{_FOR_REQUESTS * deployment.drain_seconds:g}", **environ, **deployment.env}
         self._output = output
         self._first_pause = first_pause
+        self._home = home
         self._running: dict[str, dict[int, SupervisedProcess]] = {name: {} for name in self._specs}
         self._tasks: dict[SupervisedProcess, asyncio.Task[None]] = {}
         self._change = asyncio.Event()
@@ -52,9 +58,12 @@ class Supervisor:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def __aenter__(self) -> Self:
+        if self._home:
+            self._home.take()
         self._folder = tempfile.TemporaryDirectory(prefix="dynamo-serve-")
         if not any(self._environ.get(name) for name in _DISCOVERY):
-            self._environ["DYN_FILE_KV"] = str(Path(self._folder.name) / "discovery")
+            place = self._home.discovery if self._home else Path(self._folder.name) / "discovery"
+            self._environ["DYN_FILE_KV"] = str(place)
         return self
 
     async def __aexit__(
@@ -63,6 +72,8 @@ class Supervisor:
         await self.drain()
         assert self._folder
         self._folder.cleanup()
+        if self._home:
+            self._home.release()
 
     def say(self, line: str) -> None:
         """Write a line of the supervisor itself."""
@@ -77,11 +88,36 @@ class Supervisor:
         """The processes of a component that are not stopping, by their index."""
         return [process for _, process in sorted(self._running[component].items())]
 
+    async def adopt(self, *, all_of: bool = False) -> int:
+        """Take over what an earlier supervisor left, and drain of it what the deployment no longer has.
+
+        With `all_of` a component keeps all its processes, also those whose command has changed. Returns how many
+        there were.
+        """
+        leaving: list[SupervisedProcess] = []
+        kept = 0
+        for record, process in self._home.left() if self._home else ():
+            spec = self._specs.get(record.component)
+            wanted = spec is not None and (
+                all_of or (record.index < spec.replicas and list(record.command) == spec.command(record.index))
+            )
+            supervised = self._supervise(spec or _unlisted(record), record.index, record.name, process)
+            if wanted:
+                self._running[record.component][record.index] = supervised
+                kept += 1
+            else:
+                leaving.append(supervised)
+        if kept:
+            self.say(f"adopted {kept} processes that were running")
+        await self._stop(leaving)
+        return kept + len(leaving)
+
     async def start_all(self) -> None:
+        """Those that were adopted count, even if a component has more than its replicas."""
         for spec in self._specs.values():
             self._output.expect(_process_name(spec, max(spec.replicas - 1, 0)))
         for name, spec in self._specs.items():
-            await self.scale(name, spec.replicas)
+            await self.scale(name, max(spec.replicas, len(self._running[name])))
 
     async def scale(self, component: str, replicas: int) -> None:
         """Start what is missing, without waiting until it is ready; drain what is too much, the newest first."""
@@ -129,17 +165,25 @@ class Supervisor:
         return next((process for process in self._tasks if process.state is ProcessState.Failed), None)
 
     def _start(self, spec: ComponentSpec, index: int) -> SupervisedProcess:
+        return self._supervise(spec, index, _process_name(spec, index))
+
+    def _supervise(
+        self, spec: ComponentSpec, index: int, name: str, adopted: Adopted | None = None
+    ) -> SupervisedProcess:
         assert self._folder
-        name = _process_name(spec, index)
         self._output.expect(name)
+        command = spec.command(index)
         process = SupervisedProcess(
             name,
-            spec.command(index),
+            command,
             self._environ | spec.environment(index),
             Path(self._folder.name),
             lambda name, line: self._output.write(spec.name, name, line),
             reports_ready=spec.reports_ready,
             first_pause=self._first_pause,
+            home=self._home,
+            record=self._home.recording(name, spec.name, index, command) if self._home else None,
+            adopted=adopted,
         )
         process.changed = lambda: self._on_change(process)
         self._tasks[process] = asyncio.create_task(process.run(), name=f"supervise-{name}")
@@ -166,6 +210,11 @@ class Supervisor:
         await asyncio.gather(*tasks)
         for process in processes:
             del self._tasks[process]
+
+
+def _unlisted(record: Record) -> ComponentSpec:
+    """For a process of a component that the file no longer has."""
+    return ComponentSpec(name=record.component, kind="command", words=tuple(record.command))
 
 
 def _process_name(spec: ComponentSpec, index: int) -> str:

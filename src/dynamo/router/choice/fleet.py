@@ -18,6 +18,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
 
     total_blocks: int | None = None
     max_batched_tokens: int | None = None
+    max_requests: int | None = None
 
 
 class Fleet:
@@ -31,6 +32,7 @@ class Fleet:
         # Without sizes in the card: 256k tokens of cache and batches of 8k.
         self.total_blocks = [size.total_blocks or max(1, (1 << 18) // block_size) for size in capacities.values()]
         self.batch_tokens = [size.max_batched_tokens or 8192 for size in capacities.values()]
+        self.max_requests = [size.max_requests for size in capacities.values()]
         self._crowding: tuple[float, list[float]] = (0.0, [0.0] * len(self.workers))
         self._slots: tuple[Sequence[WorkerRank | None] | None, list[int] | None] = (None, None)
         self.smallest_batch = min(self.batch_tokens, default=0)

@@ -12,7 +12,7 @@ from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import DynamoException
 from dynamo.router.choice.cost import CostConfig
-from dynamo.router.choice.fleet import Fleet
+from dynamo.router.choice.service import ServiceLedger, prompt_cost
 from dynamo.router.choice.turns import Turns
 
 EVERYBODY = Tenant("")
@@ -63,7 +63,7 @@ class _Waiting(Struct, Generic[P], eq=False):
     request: RequestToPlace
     order: tuple[float, ...]
     cost: float
-    """The tokens it makes a worker compute, as far as that is known."""
+    """What its prompt costs; its output is charged while it comes."""
     placed: asyncio.Future[P]
 
     @property
@@ -72,7 +72,7 @@ class _Waiting(Struct, Generic[P], eq=False):
 
 
 class Queue(Generic[P]):
-    """Tenants take turns by the tokens they make workers compute; within a tenant the strict priority decides, then
+    """Tenants take turns by the tokens they were served; within a tenant the strict priority decides, then
     the policy. `fcfs`: higher priority first, then first come. `wspt`: priority per token to compute, highest first.
 
     `place(request, awaited)` places a request on a worker that is not `awaited`; it returns None if the request must
@@ -83,12 +83,13 @@ class Queue(Generic[P]):
         self,
         policy: str,
         place: Callable[[RequestToPlace, Collection[WorkerRank]], P | None],
-        candidates: Callable[[RequestToPlace], Fleet],
+        candidates: Callable[[RequestToPlace], Collection[WorkerRank]],
     ) -> None:
         self._wspt = policy == "wspt"
         self._place = place
         self._candidates = candidates
         self.waiting: Turns[_Waiting[P]] = Turns()
+        self.ledger = ServiceLedger(self.waiting)
         self._restricted: set[_Waiting[P]] = set()
         """Those of `waiting` that may use only some workers."""
         self._arrivals = 0
@@ -104,7 +105,8 @@ class Queue(Generic[P]):
         placed: asyncio.Future[P] = asyncio.get_running_loop().create_future()
         cost = max(1, uncached_tokens + request.expected_output_tokens)
         request.cached_tokens = max(0, request.prompt_tokens - uncached_tokens)
-        waiting = _Waiting(request, self._order(request, cost), cost, placed)
+        fair_cost = prompt_cost(uncached_tokens, request.cached_tokens)
+        waiting = _Waiting(request, self._order(request, cost), fair_cost, placed)
         self.waiting.add(waiting)
         if request.restricted:
             self._restricted.add(waiting)
@@ -119,10 +121,18 @@ class Queue(Generic[P]):
         finally:
             self._remove(waiting)
 
+    def passed(self, request: RequestToPlace, cached_tokens: int) -> None:
+        """The request was placed without waiting."""
+        if request.tenant.name:
+            request.cached_tokens = cached_tokens
+            cost = prompt_cost(request.prompt_tokens - cached_tokens, cached_tokens)
+            self.waiting.passed(request.tenant, cost)
+
     def dispatch(self) -> None:
         """Dispatch in order; skip a worker that an earlier request is waiting for."""
         if not self.waiting:
             return
+        self.ledger.settle()
         awaited: set[WorkerRank] = set()
         tried: set[int] = set()
         for waiting in self.waiting:
@@ -153,7 +163,7 @@ class Queue(Generic[P]):
             return True
         if request.restricted:
             self._restricted.add(waiting)
-            awaited.update(self._candidates(request).workers)
+            awaited.update(self._candidates(request))
         return False
 
     def reject_all(self, error: Callable[[], DynamoException]) -> None:

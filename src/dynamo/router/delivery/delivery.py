@@ -238,6 +238,8 @@ class Delivery:
         generated = self.progress.generated
         if generated is not None:
             generated += ids
+        if self.placement is not None:
+            self.placement.output_tokens += len(ids)
         self.sink.tokens(ids)
 
     def item(self, value: Any) -> None:
@@ -247,6 +249,11 @@ class Delivery:
         else:
             self._stirred()
         self.progress.output(value)
+        if self.placement is not None and isinstance(value, EngineOutput):
+            self.placement.output_tokens += len(value.token_ids or ())
+            if value.completion_usage:
+                details = value.completion_usage.prompt_tokens_details or {}
+                self.placement.cached_tokens = details.get("cached_tokens")
         if isinstance(value, EngineOutput) and value.completion_usage:
             if self.progress.continues:
                 correct_usage(value.completion_usage, len(self.request.token_ids))

@@ -13,6 +13,7 @@ from itertools import count
 from dynamo.kv.follow.follow import Follower
 from dynamo.kv.index.approximate import ApproximateIndex
 from dynamo.kv.messages import WorkerRank
+from dynamo.router.choice.service import ServiceLedger
 from dynamo.router.decision import Decision
 from dynamo.router.load.prompts import Prompts, SentPrompt
 from dynamo.router.load.replicas import Replicas
@@ -61,6 +62,7 @@ class ActiveRequests:
         approximate: ApproximateIndex | None,
         replicas: Replicas | None,
         follower: Follower | None,
+        ledger: ServiceLedger,
         on_capacity_freed: Callable[[], None],
     ) -> None:
         self._book = book
@@ -68,6 +70,7 @@ class ActiveRequests:
         self._approximate = approximate
         self._replicas = replicas
         self._follower = follower
+        self._ledger = ledger
         self._on_capacity_freed = on_capacity_freed
         self._keys = count()
         self._groups: Counter[object] = Counter()
@@ -136,6 +139,7 @@ class ActiveRequests:
 
     def released(self, placement: Placement) -> None:
         assert isinstance(placement, KvPlacement)
+        self._ledger.ended(placement)
         self._book.free(placement.key)
         if not placement.computed:
             self.prompts.end(placement.prompt)

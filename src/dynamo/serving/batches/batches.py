@@ -90,9 +90,12 @@ class Batches:
         tenant: Tenant | None = None,
     ) -> None:
         """`tenant` is whose turn the lines take where requests wait."""
+        self.asking = 0
+        """Lines that models are answering."""
         self._limits = limits or LineLimits()
         self._admit = admit
         self._tenant = tenant
+        self._turns = structs.replace(tenant or Tenant(""), background=True)
         self._records = records
         self._files = files
         self._models = models
@@ -296,8 +299,13 @@ class Batches:
         while True:
             try:
                 context = Context()
-                context.tenant = self._tenant
-                return await endpoint.answer(self._models.get(request.model), request, context)
+                context.tenant = self._turns
+                model = self._models.get(request.model)
+                self.asking += 1
+                try:
+                    return await endpoint.answer(model, request, context)
+                finally:
+                    self.asking -= 1
             except (Unavailable, ModelNotFound, ResourceExhausted) as error:
                 if pauses.attempts == BUSY_ATTEMPTS or request.model in self._absent:
                     raise

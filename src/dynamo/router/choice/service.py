@@ -1,0 +1,107 @@
+"""What tenants are served, in tokens by their cost: charged to the fair queue as requests begin, go on and end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from dynamo.protocols.engine import Tenant
+from dynamo.router.choice.turns import Turns
+
+PROMPT, CACHED, OUTPUT = 1.0, 0.1, 2.0
+"""The cost of a prompt token to compute, of one that is cached, and of an output token."""
+PROMPT_BATCHES = 1.0
+"""Where tenants share, a worker that has more batches of prompt tokens before it takes no further request."""
+_SETTLE_SECONDS = 0.05
+
+
+def prompt_cost(computed: float, cached: float) -> float:
+    return max(1.0, PROMPT * computed + CACHED * cached)
+
+
+def most_requests(max_num_seqs: int, tenant: Tenant, running: int) -> int:
+    """How many requests a worker may have when it takes one of this tenant, of which `running` run already.
+
+    A few places are kept for tenants that have nothing under way, more of them from batches: who comes beside a flood
+    of long answers would otherwise wait until one of them ends.
+    """
+    if tenant.background:
+        return max(1, max_num_seqs - -(-max_num_seqs // 8))
+    return max(1, max_num_seqs - _kept(max_num_seqs)) if running else max_num_seqs
+
+
+def _kept(max_num_seqs: int) -> int:
+    """Too few places to spare one cost more than a wait."""
+    return max(1, max_num_seqs // 32) if max_num_seqs >= 8 else 0
+
+
+class Served(Protocol):
+    """A placement."""
+
+    output_tokens: int
+    """So far."""
+    cached_tokens: int | None
+    """Of its prompt, as the worker says at the end; None if it does not."""
+
+
+class Placed(Protocol):
+    """A request that was placed."""
+
+    cached_tokens: int
+    """Of its prompt, as was charged."""
+
+    @property
+    def tenant(self) -> Tenant: ...
+
+
+class ServiceLedger:
+    """Charges each request its prompt when it is placed, and its output while it comes: nobody predicts its length.
+
+    When the worker says how much of the prompt was cached, the charge is corrected.
+    """
+
+    def __init__(self, turns: Turns[Any], clock: Callable[[], float] = time.monotonic) -> None:
+        self._turns = turns
+        self._clock = clock
+        self._open: dict[Served, tuple[Placed, int]] = {}
+        """With the output tokens that were charged."""
+        self._running: Counter[tuple[str, bool]] = Counter()
+        self._settled = 0.0
+
+    def running(self, tenant: Tenant) -> int:
+        """How many of its requests are placed and have not ended."""
+        return self._running[tenant.name, tenant.background]
+
+    def began(self, placement: Served, request: Placed) -> None:
+        """Does nothing for a request without a tenant."""
+        tenant = request.tenant
+        if tenant.name:
+            self._open[placement] = request, placement.output_tokens
+            self._running[tenant.name, tenant.background] += 1
+
+    def ended(self, placement: Served) -> None:
+        found = self._open.pop(placement, None)
+        if found is None:
+            return
+        request, charged = found
+        tenant, cost = request.tenant, OUTPUT * (placement.output_tokens - charged)
+        if placement.cached_tokens is not None:
+            cost += (PROMPT - CACHED) * (request.cached_tokens - placement.cached_tokens)
+        self._turns.charge(tenant, cost)
+        key = (tenant.name, tenant.background)
+        self._running[key] -= 1
+        if not self._running[key]:
+            del self._running[key]
+
+    def settle(self) -> None:
+        """Charge what came since the last time, unless that was just now."""
+        now = self._clock()
+        if now - self._settled < _SETTLE_SECONDS:
+            return
+        self._settled = now
+        for placement, (request, charged) in self._open.items():
+            if fresh := placement.output_tokens - charged:
+                self._open[placement] = request, placement.output_tokens
+                self._turns.charge(request.tenant, OUTPUT * fresh)
