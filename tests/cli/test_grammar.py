@@ -122,7 +122,7 @@ def test_what_is_shown_instead_of_run(line: str, show: str) -> None:
         ("--batch-concurrency 0", ["at least 1"]),
         ("--router-temperature nan", ["must be"]),
         ("--router-mode kvv", ["round-robin, random, least-loaded, power-of-two, direct or kv", "did you mean 'kv'?"]),
-        ("--discovery-backend zookeeper", ["memory, file or etcd"]),
+        ("--discovery-backend zookeeper", ["memory, file, etcd or kubernetes"]),
         ("--use-kv-events=perhaps", ["true or false"]),
         ("--completion tcsh", ["bash, zsh or fish"]),
         ("in=dyn://a out=dyn", ["in=dyn:// and out=dyn cannot go together"]),
@@ -174,7 +174,14 @@ def some_value(option: Option) -> st.SearchStrategy[Any]:
     return st.text("abcxyz0189", min_size=1, max_size=8).map(lambda text: f"https://{text}")
 
 
-ALONE_WRONG = ("--num-nodes", "--node-rank", "--model-path", "--tls-cert-path", "--tls-key-path")
+ALONE_WRONG = (
+    "--http-allowed-hosts",
+    "--num-nodes",
+    "--node-rank",
+    "--model-path",
+    "--tls-cert-path",
+    "--tls-key-path",
+)
 SAFE = [option for option in flags.OPTIONS if option.name not in ALONE_WRONG and not option.setting.parse]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.cli.run.prompts import BadLine, Prompt, read_prompt
+from dynamo.cli.run.prompts import BadLine, BatchPrompt, read_prompt
 from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.errors import InvalidRequest, Unknown
@@ -25,7 +25,7 @@ ANSWER = Answer(
 )
 
 
-def read(line: str | bytes, template: RequestTemplate | None = None) -> Prompt:
+def read(line: str | bytes, template: RequestTemplate | None = None) -> BatchPrompt:
     data = line.encode() if isinstance(line, str) else line
     return read_prompt(data, model="m", defaults=RequestDefaults(max_completion_tokens=9), template=template)
 

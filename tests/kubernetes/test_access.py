@@ -17,7 +17,7 @@ from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.errors import ApiOutage
 from dynamo.kubernetes.files import ClusterAccessError
 from dynamo.kubernetes.kubeconfig import parse_kubeconfig, read_kubeconfigs
-from dynamo.kubernetes.messages import Scale
+from dynamo.kubernetes.messages import ScaleObject
 from dynamo.kubernetes.resources import DEPLOYMENTS
 from support.certificates import authority, certificate, signed
 from support.kube_server import KubeServer
@@ -102,7 +102,7 @@ def test_several_kubeconfigs_are_merged_and_the_first_counts(tmp_path: Path) -> 
 
 async def replicas_of_a_worker(file: Path) -> int:
     async with KubernetesApi(read_kubeconfigs([file])) as api:
-        return (await api.get(DEPLOYMENTS, "worker", Scale)).spec.replicas
+        return (await api.get(DEPLOYMENTS, "worker", ScaleObject)).spec.replicas
 
 
 async def test_data_and_files_in_a_kubeconfig_are_used(tmp_path: Path) -> None:

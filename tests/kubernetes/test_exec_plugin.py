@@ -15,7 +15,7 @@ import yaml
 from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.errors import ApiRefusal
 from dynamo.kubernetes.kubeconfig import read_kubeconfigs
-from dynamo.kubernetes.messages import Scale
+from dynamo.kubernetes.messages import ScaleObject
 from dynamo.kubernetes.resources import DEPLOYMENTS
 from support.certificates import authority, signed
 from support.kube_server import KubeServer
@@ -77,7 +77,7 @@ def api_of(folder: Path, server: KubeServer, **config: Any) -> KubernetesApi:
 
 
 async def read(api: KubernetesApi) -> int:
-    return (await api.get(DEPLOYMENTS, "worker", Scale)).spec.replicas
+    return (await api.get(DEPLOYMENTS, "worker", ScaleObject)).spec.replicas
 
 
 async def test_a_token_is_kept_until_it_expires(tmp_path: Path, plugin: Plugin) -> None:

@@ -15,7 +15,7 @@ from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.cluster import ClusterAccess
 from dynamo.kubernetes.errors import UnknownResource
 from dynamo.kubernetes.resources import WORKER_METADATA
-from dynamo.kubernetes.watch import Changed, Removed, Replaced, ResourceWatch, Unreadable
+from dynamo.kubernetes.watch import Changed, ObjectRemoved, Replaced, ResourceWatch, Unreadable
 from support.kube_server import KubeServer
 from support.waiting import PATIENCE, until
 
@@ -48,7 +48,7 @@ def watch(api: KubernetesApi) -> ResourceWatch[Thing]:
     return ResourceWatch(api, WORKER_METADATA, Thing)
 
 
-Changes = AsyncGenerator[Replaced[Thing] | Changed[Thing] | Removed, None]
+Changes = AsyncGenerator[Replaced[Thing] | Changed[Thing] | ObjectRemoved, None]
 
 
 async def following(changes: Changes) -> Any:
@@ -59,7 +59,7 @@ async def following(changes: Changes) -> Any:
                 return {seen.metadata.name: number(seen.object) for seen in objects}
             case Changed(seen):
                 return seen.metadata.name, number(seen.object)
-            case Removed(metadata):
+            case ObjectRemoved(metadata):
                 return metadata.name, None
 
 

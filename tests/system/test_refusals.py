@@ -15,7 +15,7 @@ from support.stack import TOY, Stack
     ("flags", "environ", "code", "says"),
     [
         (["--router-mode", "fastest"], {}, 2, "--router-mode must be one of"),
-        (["--discovery-backend", "zookeeper"], {}, 2, "memory, file or etcd"),
+        (["--discovery-backend", "zookeeper"], {}, 2, "memory, file, etcd or kubernetes"),
         (["--request-plane", "pigeon"], {}, 2, "memory, tcp or nats"),
         (["--event-plane", "pigeon"], {}, 2, "memory, zmq or nats"),
         (["--http-port", "99999"], {}, 2, "--http-port"),

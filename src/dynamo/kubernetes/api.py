@@ -13,7 +13,7 @@ import msgspec
 from dynamo.kubernetes.cluster import ClusterAccess
 from dynamo.kubernetes.errors import ApiOutage, ApiRefusal, error_of
 from dynamo.kubernetes.files import ClusterAccessError
-from dynamo.kubernetes.messages import APPLY, Call, Listing, Page, Scale
+from dynamo.kubernetes.messages import APPLY, ApiCall, Listing, ObjectPage, ScaleObject
 from dynamo.kubernetes.resources import Resource
 
 _LIMIT_SECONDS = 5.0
@@ -71,10 +71,10 @@ class KubernetesApi:
         items: list[msgspec.Raw] = []
         params = {"limit": str(_PAGE), **selectors(labels, fields)}
         while True:
-            call = Call(
+            call = ApiCall(
                 verb="list", method="GET", resource=resource, namespace=self._in(namespace), params=params
             )  # fmt: skip
-            page = decoded(await self._call(call), Page, f"{self.access.server}: its list of {resource}")
+            page = decoded(await self._call(call), ObjectPage, f"{self.access.server}: its list of {resource}")
             items += page.items or ()
             if not page.metadata.continue_:
                 return Listing(items, page.metadata.resource_version)
@@ -114,7 +114,7 @@ class KubernetesApi:
 
     async def create(self, resource: Resource, body: Mapping[str, Any], *, namespace: str | None = None) -> bytes:
         whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
-        call = Call(verb="create", method="POST", resource=resource, namespace=self._in(namespace))
+        call = ApiCall(verb="create", method="POST", resource=resource, namespace=self._in(namespace))
         return await self._call(_with_body(call, whole, "application/json", {}))
 
     async def delete(
@@ -138,8 +138,8 @@ class KubernetesApi:
         call = self._named("delete", "DELETE", resource, name, namespace, "")
         await self._call(_with_body(call, options, "application/json", {}))
 
-    async def read_scale(self, resource: Resource, name: str, *, namespace: str | None = None) -> Scale:
-        return await self.get(resource, name, Scale, namespace=namespace, subresource="scale")
+    async def read_scale(self, resource: Resource, name: str, *, namespace: str | None = None) -> ScaleObject:
+        return await self.get(resource, name, ScaleObject, namespace=namespace, subresource="scale")
 
     async def scale(
         self,
@@ -156,8 +156,8 @@ class KubernetesApi:
         await self.patch(resource, name, body, namespace=namespace, subresource="scale")
 
     @asynccontextmanager
-    async def stream(self, call: Call, silence: float) -> AsyncIterator[aiohttp.StreamReader]:
-        """The body of an answer that goes on. It ends with an ApiOutage after so many seconds without a byte."""
+    async def stream(self, call: ApiCall, silence: float) -> AsyncIterator[aiohttp.StreamReader]:
+        """The body of an answer that goes on. It ends with an ApiOutage after `silence` seconds without a byte."""
         limit = aiohttp.ClientTimeout(total=None, sock_connect=_LIMIT_SECONDS, sock_read=silence)
         async with self._answered(call, limit) as response:
             try:
@@ -169,8 +169,8 @@ class KubernetesApi:
 
     def _named(
         self, verb: str, method: str, resource: Resource, name: str, namespace: str | None, subresource: str
-    ) -> Call:
-        return Call(
+    ) -> ApiCall:
+        return ApiCall(
             verb=verb, method=method, resource=resource, name=name, namespace=self._in(namespace),
             subresource=subresource,
         )  # fmt: skip
@@ -178,12 +178,12 @@ class KubernetesApi:
     def _in(self, namespace: str | None) -> str:
         return self.namespace if namespace is None else namespace
 
-    async def _call(self, call: Call) -> bytes:
+    async def _call(self, call: ApiCall) -> bytes:
         async with self._answered(call, aiohttp.ClientTimeout(total=_LIMIT_SECONDS)) as response:
             return await _body(response, _LARGEST_PAGE if call.verb == "list" else _LARGEST_OBJECT)
 
     @asynccontextmanager
-    async def _answered(self, call: Call, limit: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _answered(self, call: ApiCall, limit: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
         """A good answer; whatever fails, also while its body is read, is raised as a KubernetesError."""
         try:
             response = await self._send(call, limit)
@@ -203,7 +203,7 @@ class KubernetesApi:
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
             raise ApiOutage(f"{self.access.server}: {_reason(error)}") from error
 
-    async def _send(self, call: Call, limit: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+    async def _send(self, call: ApiCall, limit: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         access = await self.access.current()
         if self._session is None:
             # One connection per watch, and some for the calls between.
@@ -244,7 +244,7 @@ def decoded(data: bytes | msgspec.Raw, answer: type[T], what: str) -> T:
         raise ApiOutage(f"{what} is not Kubernetes': {error}") from error
 
 
-def _with_body(call: Call, body: Any, content_type: str, params: Mapping[str, str]) -> Call:
+def _with_body(call: ApiCall, body: Any, content_type: str, params: Mapping[str, str]) -> ApiCall:
     return msgspec.structs.replace(call, body=msgspec.json.encode(body), content_type=content_type, params=params)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dynamo.kubernetes.cluster import ClusterAccess
-from dynamo.kubernetes.messages import APPLY, Call, KubernetesStatus
+from dynamo.kubernetes.messages import APPLY, ApiCall, KubernetesStatus
 
 
 class KubernetesError(Exception):
@@ -20,7 +20,7 @@ class ApiRefusal(KubernetesError):
     """The API server answered, and the answer is no: nothing was changed."""
 
 
-class NotFound(ApiRefusal):
+class ObjectNotFound(ApiRefusal):
     """The object does not exist."""
 
 
@@ -45,7 +45,7 @@ _RETRIED = (408, 429)
 """The server is busy: the same call may succeed later."""
 
 
-def error_of(status: int, data: bytes, call: Call, access: ClusterAccess) -> KubernetesError:
+def error_of(status: int, data: bytes, call: ApiCall, access: ClusterAccess) -> KubernetesError:
     """What an answer other than a good one means, and what an administrator must change."""
     try:
         said = msgspec.json.decode(data, type=KubernetesStatus)
@@ -63,7 +63,7 @@ def error_of(status: int, data: bytes, call: Call, access: ClusterAccess) -> Kub
                 f" '{resource.group}' {where}: {message}"
             )
         case 404 if said.reason == "NotFound" and call.name and "could not find" not in message:
-            return NotFound(f"{server}: there is no {call} {where}")
+            return ObjectNotFound(f"{server}: there is no {call} {where}")
         case 404:
             return UnknownResource(f"{server} knows no {resource.plural} of {resource.api_version}")
         case 409 if said.reason == "AlreadyExists":

@@ -27,7 +27,7 @@ class ListMetadata(Struct, frozen=True, rename="camel"):
     continue_: str = msgspec.field(default="", name="continue")
 
 
-class Page(Struct, frozen=True):
+class ObjectPage(Struct, frozen=True):
     items: list[msgspec.Raw] | None
     metadata: ListMetadata
 
@@ -48,14 +48,14 @@ class ScaleStatus(Struct, frozen=True):
     selector: str = ""
 
 
-class Scale(Struct, frozen=True):
+class ScaleObject(Struct, frozen=True):
     """The scale subresource of whatever has one."""
 
     spec: ScaleSpec = ScaleSpec()
     status: ScaleStatus = ScaleStatus()
 
 
-class Call(Struct, frozen=True, kw_only=True):
+class ApiCall(Struct, frozen=True, kw_only=True):
     """One request, as it is sent and as messages name it."""
 
     verb: str

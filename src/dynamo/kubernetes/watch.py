@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from dynamo.kubernetes.api import KubernetesApi, decoded, selectors
 from dynamo.kubernetes.errors import ApiOutage, ApiRefusal, Gone, KubernetesError
-from dynamo.kubernetes.messages import Call, KubernetesStatus
+from dynamo.kubernetes.messages import ApiCall, KubernetesStatus
 from dynamo.kubernetes.resources import Resource
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _LONGEST_EVENT = 16 << 20
 T = TypeVar("T")
 
 
-class ObjectMetadata(Struct, frozen=True, rename="camel"):
+class WatchedMetadata(Struct, frozen=True, rename="camel"):
     """What is read of every object."""
 
     name: str = ""
@@ -39,10 +39,10 @@ class ObjectMetadata(Struct, frozen=True, rename="camel"):
 
 
 class _Outline(Struct, frozen=True):
-    metadata: ObjectMetadata = ObjectMetadata()
+    metadata: WatchedMetadata = WatchedMetadata()
 
 
-class _Line(Struct, frozen=True):
+class _ObjectLine(Struct, frozen=True):
     type: str
     object: msgspec.Raw
 
@@ -53,32 +53,32 @@ class Unreadable(Struct, frozen=True):
     why: str
 
 
-class Seen(Struct, Generic[T], frozen=True):
+class SeenObject(Struct, Generic[T], frozen=True):
     """One object as it is now."""
 
-    metadata: ObjectMetadata
+    metadata: WatchedMetadata
     object: T | Unreadable
 
 
 class Replaced(Struct, Generic[T], frozen=True):
     """All objects there are: what is not among them is gone."""
 
-    objects: list[Seen[T]]
+    objects: list[SeenObject[T]]
 
 
 class Changed(Struct, Generic[T], frozen=True):
     """An object appeared, or is another than before."""
 
-    seen: Seen[T]
+    seen: SeenObject[T]
 
 
-class Removed(Struct, frozen=True):
+class ObjectRemoved(Struct, frozen=True):
     """An object is gone."""
 
-    metadata: ObjectMetadata
+    metadata: WatchedMetadata
 
 
-_LINE = msgspec.json.Decoder(_Line)
+_LINE = msgspec.json.Decoder(_ObjectLine)
 _OUTLINE = msgspec.json.Decoder(_Outline)
 
 
@@ -114,7 +114,7 @@ class ResourceWatch(Generic[T]):
         """The server could not be followed when it was tried last."""
         return bool(self._trouble)
 
-    async def changes(self) -> AsyncGenerator[Replaced[T] | Changed[T] | Removed, None]:
+    async def changes(self) -> AsyncGenerator[Replaced[T] | Changed[T] | ObjectRemoved, None]:
         """First `Replaced`, then what changes, until the generator is closed."""
         while True:
             try:
@@ -150,14 +150,14 @@ class ResourceWatch(Generic[T]):
             **selectors(self._labels, self._fields),
         }  # fmt: skip
         namespace = self._api.namespace if self._namespace is None else self._namespace
-        call = Call(verb="watch", method="GET", resource=self.resource, namespace=namespace, params=params)
+        call = ApiCall(verb="watch", method="GET", resource=self.resource, namespace=namespace, params=params)
         async with self._api.stream(call, _SILENCE) as content:
             self._works()
             async with aclosing(_split(content)) as lines:
                 async for line in lines:
                     yield line
 
-    def _change(self, text: bytes) -> Changed[T] | Removed | None:
+    def _change(self, text: bytes) -> Changed[T] | ObjectRemoved | None:
         try:
             line = _LINE.decode(text)
             if line.type == "ERROR":
@@ -172,15 +172,15 @@ class ResourceWatch(Generic[T]):
             case "ADDED" | "MODIFIED":
                 return Changed(self._seen(line.object))
             case "DELETED":
-                return Removed(metadata)
+                return ObjectRemoved(metadata)
         return None  # a bookmark says only which version was reached
 
-    def _seen(self, raw: msgspec.Raw) -> Seen[T]:
+    def _seen(self, raw: msgspec.Raw) -> SeenObject[T]:
         metadata = decoded(raw, _Outline, f"{self._api.access.server}: an object of {self.resource}").metadata
         try:
-            return Seen(metadata, self._decoder.decode(raw))
+            return SeenObject(metadata, self._decoder.decode(raw))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            return Seen(metadata, Unreadable(str(error)))
+            return SeenObject(metadata, Unreadable(str(error)))
 
     def _works(self) -> None:
         if self._trouble:

@@ -60,7 +60,7 @@ class NameChain:
         self.names: list[int] = []
         self._block_size = block_size
         self._digest = digest
-        """Of everything up to the last named block."""
+        """The digest of everything up to the last named block."""
         self._seed = seed
 
     def extend(self, tokens: Sequence[int], blocks: int) -> None:

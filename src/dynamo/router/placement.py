@@ -101,7 +101,7 @@ class Placement:
         self.output_tokens = 0
         """So far."""
         self.cached_tokens: int | None = None
-        """Of its prompt, as the worker said at the end."""
+        """How much of its prompt was cached, as the worker said at the end."""
         self.computed = False
         self.released = False
 

@@ -36,8 +36,8 @@ def _is_origin(text: str) -> bool:
 class FrontendSettings(Settings, frozen=True, kw_only=True):
     # fmt: off
     host: Annotated[str, Setting(
-        "--http-host", "DYN_HTTP_HOST", "address to listen on; 0.0.0.0 is all of them", "ADDRESS", HTTP,
-        valid=_is_host, expects="an address or a host's name", default="127.0.0.1; in a pod 0.0.0.0")] = "127.0.0.1"
+        "--http-host", "DYN_HTTP_HOST", "address to listen on; 0.0.0.0: all", "ADDRESS", HTTP,
+        valid=_is_host, expects="an address or a host's name", default="127.0.0.1; in pods 0.0.0.0")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), Setting(
         "--http-port", ("DYN_HTTP_PORT", "DYNAMO_PORT"), "port to listen on; 0 takes a free one", "PORT", HTTP)] = 8080
     workers: Annotated[int, Meta(ge=1, le=256), Setting(

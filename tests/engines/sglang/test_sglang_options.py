@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.engines.sglang.options import Limits, generate_arguments
+from dynamo.engines.sglang.options import SamplingLimits, generate_arguments
 from dynamo.engines.sglang.outputs import finish_reason, refusal
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from dynamo.protocols.errors import HttpError, InvalidArgument, Unavailable
@@ -16,7 +16,7 @@ CALLS = {"json": {"type": "object"}, "begin": "<c>", "end": "</c>", "separator":
 
 
 def arguments(**fields: Any) -> dict[str, Any]:
-    limits = fields.pop("limits", Limits())
+    limits = fields.pop("limits", SamplingLimits())
     return generate_arguments(PreprocessedRequest(**{"token_ids": array("I", [1, 2]), **fields}), "r", limits)
 
 
@@ -65,7 +65,7 @@ def test_log_probabilities_are_asked_for_from_where_they_are_wanted() -> None:
 
 
 def test_routing_is_passed_on() -> None:
-    made = arguments(routing=Routing(dp_rank=1, priority=3, cache_salt="tenant"), limits=Limits(ranks=2))
+    made = arguments(routing=Routing(dp_rank=1, priority=3, cache_salt="tenant"), limits=SamplingLimits(ranks=2))
     assert (made["routed_dp_rank"], made["priority"], made["cache_salt"]) == (1, 3, "tenant")
 
 
@@ -111,29 +111,31 @@ def test_what_this_worker_cannot_do_is_refused(fields: dict[str, Any]) -> None:
 def test_without_a_grammar_backend_guidance_is_refused_by_its_flag() -> None:
     request = PreprocessedRequest(token_ids=[1], sampling_options=SamplingOptions(guided_decoding={"regex": "a"}))
     with pytest.raises(InvalidArgument, match="--grammar-backend none"):
-        generate_arguments(request, "r", Limits(guided=False))
+        generate_arguments(request, "r", SamplingLimits(guided=False))
 
 
 @pytest.mark.parametrize(
     ("fields", "limits", "named"),
     [
-        ({"sampling_options": SamplingOptions(min_p=0.1)}, Limits(seeded=True), "min_p"),
-        ({"sampling_options": SamplingOptions(min_p=0.1, seed=1)}, Limits(seeded=True), "min_p"),
-        ({"output_options": OutputOptions(logprobs=9)}, Limits(vocabulary=8), "logprobs"),
-        ({"output_options": OutputOptions(prompt_logprobs=9)}, Limits(vocabulary=8), "logprobs"),
-        ({"token_ids": array("I", [1, 8])}, Limits(vocabulary=8), "token id 8"),
-        ({"token_ids": [-1]}, Limits(), "token ids"),
-        ({"routing": Routing(cache_salt="tenant")}, Limits(salts=False), "cache_salt"),
+        ({"sampling_options": SamplingOptions(min_p=0.1)}, SamplingLimits(seeded=True), "min_p"),
+        ({"sampling_options": SamplingOptions(min_p=0.1, seed=1)}, SamplingLimits(seeded=True), "min_p"),
+        ({"output_options": OutputOptions(logprobs=9)}, SamplingLimits(vocabulary=8), "logprobs"),
+        ({"output_options": OutputOptions(prompt_logprobs=9)}, SamplingLimits(vocabulary=8), "logprobs"),
+        ({"token_ids": array("I", [1, 8])}, SamplingLimits(vocabulary=8), "token id 8"),
+        ({"token_ids": [-1]}, SamplingLimits(), "token ids"),
+        ({"routing": Routing(cache_salt="tenant")}, SamplingLimits(salts=False), "cache_salt"),
     ],
 )
-def test_what_would_end_the_engine_is_refused_by_name(fields: dict[str, Any], limits: Limits, named: str) -> None:
+def test_what_would_end_the_engine_is_refused_by_name(
+    fields: dict[str, Any], limits: SamplingLimits, named: str
+) -> None:
     with pytest.raises(InvalidArgument, match=named):
         arguments(limits=limits, **fields)
 
 
 def test_a_deterministic_engine_takes_seeds_with_what_it_can_sample() -> None:
     sampling = SamplingOptions(seed=5, top_p=0.5, top_k=3, min_p=0.0)
-    made = arguments(sampling_options=sampling, limits=Limits(seeded=True))["sampling_params"]
+    made = arguments(sampling_options=sampling, limits=SamplingLimits(seeded=True))["sampling_params"]
     assert (made["sampling_seed"], made["top_p"], made["top_k"]) == (5, 0.5, 3)
 
 

@@ -20,8 +20,8 @@ from dynamo.runtime.discovery.kubernetes.merge import (
     EndpointConditions,
     EndpointSlice,
     ObjectReference,
-    Place,
     Pod,
+    PodPlace,
     Published,
     SliceEndpoint,
     WorkerMetadata,
@@ -266,7 +266,7 @@ def test_a_pod_is_ready_where_one_of_its_slices_says_so_or_nothing() -> None:
         EndpointSlice(None),
         EndpointSlice([SliceEndpoint(EndpointConditions(True))]),
     ]
-    assert ready_pods(slices) == {Place("a"): "u", Place("c"): "u"}
+    assert ready_pods(slices) == {PodPlace("a"): "u", PodPlace("c"): "u"}
 
 
 def test_a_container_of_a_pod_that_ends_is_not_ready() -> None:
@@ -275,15 +275,15 @@ def test_a_container_of_a_pod_that_ends_is_not_ready() -> None:
         msgspec.convert({"metadata": {"name": name, "uid": "u", **more}, "status": status}, Pod)
         for name, more in {"a": {}, "b": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}.items()
     ]
-    assert ready_containers(pods) == {Place("a", "main"): "u"}
+    assert ready_containers(pods) == {PodPlace("a", "main"): "u"}
 
 
 def test_of_two_objects_with_one_key_the_newer_counts() -> None:
     objects = [
-        Published(Place(pod), "", created, {"v1/a": pod.encode()})
+        Published(PodPlace(pod), "", created, {"v1/a": pod.encode()})
         for pod, created in (("old", "2026-01-01"), ("new", "2026-01-02"), ("gone", "2026-01-03"))
     ]
-    assert live_records({Place("new"): "u", Place("old"): "u"}, objects) == {"v1/a": b"new"}
+    assert live_records({PodPlace("new"): "u", PodPlace("old"): "u"}, objects) == {"v1/a": b"new"}
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner)))

@@ -13,7 +13,7 @@ from typing import Any
 from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.cluster import ClusterAccess
 from dynamo.kubernetes.resources import Resource
-from dynamo.kubernetes.watch import Changed, Removed, Replaced, ResourceWatch, Seen, Unreadable
+from dynamo.kubernetes.watch import Changed, ObjectRemoved, Replaced, ResourceWatch, SeenObject, Unreadable
 
 SERVICES = Resource("", "v1", "services", "Service")
 ENDPOINTS = Resource("", "v1", "endpoints", "Endpoints")
@@ -75,7 +75,7 @@ class Server(asyncio.DatagramProtocol):
         return head + query[12:end] + b"".join(records)
 
 
-def put(seen: Seen[dict[str, Any]], into: Objects) -> None:
+def put(seen: SeenObject[dict[str, Any]], into: Objects) -> None:
     assert not isinstance(seen.object, Unreadable)
     into[seen.metadata.namespace, seen.metadata.name] = seen.object
 
@@ -91,7 +91,7 @@ async def follow(api: KubernetesApi, resource: Resource, into: Objects) -> None:
                         put(seen, into)
                 case Changed(seen):
                     put(seen, into)
-                case Removed(metadata):
+                case ObjectRemoved(metadata):
                     into.pop((metadata.namespace, metadata.name), None)
 
 

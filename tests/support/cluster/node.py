@@ -27,7 +27,7 @@ from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.cluster import ClusterAccess
 from dynamo.kubernetes.errors import ApiRefusal, KubernetesError
 from dynamo.kubernetes.resources import PODS, Resource
-from dynamo.kubernetes.watch import Changed, Removed, Replaced, ResourceWatch, Seen, Unreadable
+from dynamo.kubernetes.watch import Changed, ObjectRemoved, Replaced, ResourceWatch, SeenObject, Unreadable
 from support.cluster.node_pod import NodePod, now
 from support.cluster.places import KUBELET_PORT, POD_NETWORK
 from support.cluster.volumes import PodFields
@@ -123,11 +123,11 @@ class Node:
                             self._end(self._pods[uid], 0)
                     case Changed(seen):
                         self._see(seen)
-                    case Removed(metadata):
+                    case ObjectRemoved(metadata):
                         if pod := self._pods.get(metadata.uid):
                             self._end(pod, 0)
 
-    def _see(self, seen: Seen[Object]) -> None:
+    def _see(self, seen: SeenObject[Object]) -> None:
         assert not isinstance(seen.object, Unreadable)
         found, uid = seen.object, seen.metadata.uid
         known = self._pods.get(uid)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo.kubernetes.api import KubernetesApi
-from dynamo.kubernetes.errors import NotFound
+from dynamo.kubernetes.errors import ObjectNotFound
 from dynamo.kubernetes.resources import Resource
 from support.cluster.places import API_SERVICE
 
@@ -57,7 +57,7 @@ class PodSources:
     async def data(self, resource: Resource, name: str, optional: bool) -> dict[str, bytes]:
         try:
             found: Object = await self._api.get(resource, name, dict, namespace=self.fields.namespace)
-        except NotFound:
+        except ObjectNotFound:
             if optional:
                 return {}
             raise

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 CHUNK = 1 << 16
 LINES = 256
-"""Of a form, around the contents of its parts. A part has about four."""
+"""The lines of a form, around the contents of its parts. A part has about four."""
 LINE_BYTES = 1 << 15
 """In all these lines."""
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")

@@ -20,7 +20,7 @@ from rich.text import Text
 from dynamo.api.headers import ignored
 from dynamo.cli.run.answering import RunError, request_defaults, request_template, serve_models
 from dynamo.cli.run.grammar import Command
-from dynamo.cli.run.prompts import BadLine, Prompt, Request, read_prompt
+from dynamo.cli.run.prompts import BadLine, BatchPrompt, Request, read_prompt
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import INTERRUPTED, unless_shut_down
@@ -127,7 +127,7 @@ class Batch:
         except DynamoException as error:
             return prompt.failed(error), True
 
-    async def _ask(self, prompt: Prompt) -> Answer:
+    async def _ask(self, prompt: BatchPrompt) -> Answer:
         request: Request = prompt.request()
         self._ignored.update(prompt.ignored)
         for attempt in range(1, _ATTEMPTS + 1):

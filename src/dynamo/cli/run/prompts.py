@@ -23,7 +23,7 @@ _URLS = ("/v1/chat/completions", "/v1/completions")
 _ENDPOINTS = line_endpoints()
 
 
-class Prompt(Protocol):
+class BatchPrompt(Protocol):
     """One line: its request, and the record of its outcome."""
 
     ignored: list[str]
@@ -108,7 +108,7 @@ class OpenAIPrompt:
 
 def read_prompt(
     line: bytes, *, model: str, defaults: RequestDefaults, template: RequestTemplate | None = None
-) -> Prompt:
+) -> BatchPrompt:
     """Raises BadLine, whose message is for the author of the file."""
     try:
         value = msgspec.json.decode(line)

@@ -19,7 +19,7 @@ class PrefixState(Struct, frozen=True, array_like=True):
     block_size: int
     tokens: int
     digest: bytes
-    """Of the salt and of the tokens, so that a state is never used for others."""
+    """The digest of the salt and of the tokens, so that a state is never used for others."""
     data: bytes
 
 

@@ -19,7 +19,7 @@ from dynamo.engines.base import EngineError, EngineInfo, KvSocket, LoadListener,
 from dynamo.engines.owner_thread import OwnerThread
 from dynamo.engines.sglang.arguments import resolved
 from dynamo.engines.sglang.handoff import ROLES, health_check, transfer_form
-from dynamo.engines.sglang.options import Limits, generate_arguments
+from dynamo.engines.sglang.options import SamplingLimits, generate_arguments
 from dynamo.engines.sglang.processes import DeathWatch, load, start_handle_loop
 from dynamo.engines.sglang.request import SglangRequest
 from dynamo.engines.sglang.steps import Steps
@@ -69,7 +69,7 @@ class SglangEngine(StreamEngine):
         self._page_size = int(made["page_size"])
         self._kv_events = json.loads(made.get("kv_events_config") or "{}")
         self._ranks = max(int(made["dp_size"]), int(made.get("attn_dp_size") or 1))
-        self._limits = Limits(
+        self._limits = SamplingLimits(
             ranks=self._ranks,
             guided=not made["skip_tokenizer_init"] and made["grammar_backend"] != "none",
             salts="cache_salt" in inspect.signature(llm.async_generate).parameters,

@@ -20,7 +20,7 @@ _AS_THEY_ARE = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_
 _GUIDES = {"json_schema": "json_schema", "regex": "regex", "grammar": "ebnf", "structural_tag": "structural_tag"}
 
 
-class Limits(Struct, frozen=True):
+class SamplingLimits(Struct, frozen=True):
     """What one engine takes: the rest it refuses, or would die of."""
 
     ranks: int = 1
@@ -35,10 +35,10 @@ class Limits(Struct, frozen=True):
     """What its xgrammar can do with tool calls."""
 
 
-_NO_LIMITS = Limits()
+_NO_LIMITS = SamplingLimits()
 
 
-def generate_arguments(request: PreprocessedRequest, rid: str, limits: Limits = _NO_LIMITS) -> dict[str, Any]:
+def generate_arguments(request: PreprocessedRequest, rid: str, limits: SamplingLimits = _NO_LIMITS) -> dict[str, Any]:
     """Raises InvalidArgument for what SGLang cannot do."""
     shown, routing = request.output_options, request.routing
     ids = _token_ids(request.token_ids, limits.vocabulary)
@@ -72,7 +72,7 @@ def generate_arguments(request: PreprocessedRequest, rid: str, limits: Limits = 
     return arguments
 
 
-def sampling_params(request: PreprocessedRequest, limits: Limits = _NO_LIMITS) -> dict[str, Any]:
+def sampling_params(request: PreprocessedRequest, limits: SamplingLimits = _NO_LIMITS) -> dict[str, Any]:
     sampling, stops = request.sampling_options, request.stop_conditions
     reject_search("SGLang", request)
     if limits.seeded and sampling.min_p:  # an assertion of its sampler would end the engine

@@ -153,7 +153,7 @@ class SimulatedFleet:
         return dict(sorted(found.items()))
 
     def busy_seconds(self) -> list[float]:
-        """Of each worker."""
+        """The time that each worker has computed."""
         return [worker.engine.busy_seconds for worker in self.workers]
 
 

@@ -31,7 +31,7 @@ def home_of(file: Path, environ: Mapping[str, str]) -> Home | None:
     return Home(file, environ) if sys.platform == "linux" else None
 
 
-class Record(Struct, frozen=True):
+class ProcessRecord(Struct, frozen=True):
     """A process, so that it is not taken for another one that has its number later."""
 
     name: str
@@ -123,7 +123,7 @@ class Home:
 
     def recording(self, name: str, component: str, index: int, command: Sequence[str]) -> Callable[[], None]:
         """What a child calls before it runs its program."""
-        record = Record(name=name, component=component, index=index, command=command, boot=_boot())
+        record = ProcessRecord(name=name, component=component, index=index, command=command, boot=_boot())
         path = self._path(name)
 
         def write() -> None:
@@ -137,12 +137,12 @@ class Home:
     def forget(self, name: str) -> None:
         self._path(name).unlink(missing_ok=True)
 
-    def left(self) -> list[tuple[Record, Adopted]]:
+    def left(self) -> list[tuple[ProcessRecord, Adopted]]:
         """The processes of an earlier supervisor that still run; records of others are removed."""
         found = []
         for path in sorted(self.folder.glob(f"*{_RECORD}")):
             try:
-                record = msgspec.json.decode(path.read_bytes(), type=Record)
+                record = msgspec.json.decode(path.read_bytes(), type=ProcessRecord)
                 process = Adopted(record)
             except (msgspec.MsgspecError, ProcessLookupError):
                 path.unlink(missing_ok=True)
@@ -157,7 +157,7 @@ class Home:
 class Adopted:
     """A process that another one started, like `asyncio.subprocess.Process`; raises ProcessLookupError if it ended."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: ProcessRecord) -> None:
         if record.boot != _boot():
             raise ProcessLookupError(record.pid)
         self.pid = record.pid

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dynamo.process.supervisor.deployment import ComponentSpec, Deployment
-from dynamo.process.supervisor.home import Adopted, Home, Record
+from dynamo.process.supervisor.home import Adopted, Home, ProcessRecord
 from dynamo.process.supervisor.output import PrefixedOutput
 from dynamo.process.supervisor.process import FIRST_PAUSE, ProcessState, SupervisedProcess
 from dynamo.protocols.errors import StartError
@@ -212,7 +212,7 @@ class Supervisor:
             del self._tasks[process]
 
 
-def _unlisted(record: Record) -> ComponentSpec:
+def _unlisted(record: ProcessRecord) -> ComponentSpec:
     """For a process of a component that the file no longer has."""
     return ComponentSpec(name=record.component, kind="command", words=tuple(record.command))
 

@@ -26,7 +26,7 @@ class LoadedRule:
     def __init__(self, name: str, rule: Rule, path: Path | None = None, changed: float = 0.0) -> None:
         self.name = name
         self.path = path
-        """Of a file that is not one of ours."""
+        """The path of a file that is not one of ours."""
         self.set_aside = ""
         """Why it is not asked any more."""
         self.fallbacks: Counter[str] = Counter()
@@ -38,7 +38,7 @@ class LoadedRule:
         self._said: set[str] = set()
         """The reasons that the log has."""
         self._spent = 0.0
-        """Of the seconds that may pass without a stall; each call gives some back."""
+        """The part of the allowed seconds that is used up; each call without a stall gives some back."""
 
     def costs(self, prompt: Prompt, workers: Sequence[Worker]) -> list[float] | None:
         """The cost of each worker; None if the built-in rule has to decide."""

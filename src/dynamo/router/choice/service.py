@@ -43,14 +43,14 @@ class Served(Protocol):
     output_tokens: int
     """So far."""
     cached_tokens: int | None
-    """Of its prompt, as the worker says at the end; None if it does not."""
+    """How much of its prompt was cached, as the worker says at the end; None if it does not."""
 
 
-class Placed(Protocol):
+class ServedShare(Protocol):
     """A request that was placed."""
 
     cached_tokens: int
-    """Of its prompt, as was charged."""
+    """How much of its prompt was charged as cached."""
 
     @property
     def tenant(self) -> Tenant: ...
@@ -65,7 +65,7 @@ class ServiceLedger:
     def __init__(self, turns: Turns[Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._turns = turns
         self._clock = clock
-        self._open: dict[Served, tuple[Placed, int]] = {}
+        self._open: dict[Served, tuple[ServedShare, int]] = {}
         """With the output tokens that were charged."""
         self._running: Counter[tuple[str, bool]] = Counter()
         self._settled = 0.0
@@ -74,7 +74,7 @@ class ServiceLedger:
         """How many of its requests are placed and have not ended."""
         return self._running[tenant.name, tenant.background]
 
-    def began(self, placement: Served, request: Placed) -> None:
+    def began(self, placement: Served, request: ServedShare) -> None:
         """Does nothing for a request without a tenant."""
         tenant = request.tenant
         if tenant.name:

@@ -6,7 +6,7 @@ from dynamo.router.rules import Prompt, Worker
 
 
 def milliseconds(tokens: float) -> float:
-    """Of a mid-size model on one GPU; put your engine's curve here."""
+    """The prefill time of a mid-size model on one GPU; put your engine's curve here."""
     return (4.2e-7 * tokens + 1.52e-2) * tokens + 16.5 if tokens else 0.0
 
 

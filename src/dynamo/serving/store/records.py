@@ -74,7 +74,7 @@ def owner_of(id: str) -> str:
     return id.partition("/")[0] if "/" in id else ""
 
 
-class _Kind:
+class _RecordKind:
     """The records of one kind, by owner; those of an owner in the order of their last write."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class MemoryRecords:
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:
         self._limits = limits
-        self._kinds: defaultdict[str, _Kind] = defaultdict(_Kind)
+        self._kinds: defaultdict[str, _RecordKind] = defaultdict(_RecordKind)
 
     async def put(self, kind: str, id: str, body: bytes) -> None:
         self._put(kind, id, body)

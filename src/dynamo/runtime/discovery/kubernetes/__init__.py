@@ -15,7 +15,7 @@ from dynamo.kubernetes.messages import Listing
 from dynamo.kubernetes.resources import ENDPOINT_SLICES, PODS, WORKER_METADATA
 from dynamo.runtime.discovery.base import Change, DiscoveryError, check_key
 from dynamo.runtime.discovery.kubernetes.config import KubernetesConfig
-from dynamo.runtime.discovery.kubernetes.follower import DISCOVERED, Follower
+from dynamo.runtime.discovery.kubernetes.follower import DISCOVERED, ObjectFollower
 from dynamo.runtime.discovery.kubernetes.merge import (
     EndpointSlice,
     Pod,
@@ -26,7 +26,7 @@ from dynamo.runtime.discovery.kubernetes.merge import (
     ready_containers,
     ready_pods,
 )
-from dynamo.runtime.discovery.kubernetes.registration import Registration
+from dynamo.runtime.discovery.kubernetes.registration import PodRegistration
 from dynamo.runtime.discovery.view import View
 
 __all__ = ["KubernetesConfig", "KubernetesDiscovery"]
@@ -40,10 +40,10 @@ class KubernetesDiscovery:
     def __init__(self, config: KubernetesConfig) -> None:
         self._config = config
         self._api = KubernetesApi(config.access, config.namespace)
-        self._registration = Registration(self._api, config)
+        self._registration = PodRegistration(self._api, config)
         self._view = View()
         self._seen: Mapping[str, bytes] = {}
-        self._follower: Follower | None = None
+        self._follower: ObjectFollower | None = None
         self._watches = 0
         self._running = False
         self._closed = asyncio.Event()
@@ -92,7 +92,7 @@ class KubernetesDiscovery:
         self._watches += 1
         try:
             if self._follower is None:
-                self._follower = Follower(self._api, self._config, self._report)
+                self._follower = ObjectFollower(self._api, self._config, self._report)
                 self._follower.start()
             await self._synced(self._follower)
             if self._closed.is_set():
@@ -116,7 +116,7 @@ class KubernetesDiscovery:
         await self._registration.close()
         await self._api.close()
 
-    async def _synced(self, follower: Follower) -> None:
+    async def _synced(self, follower: ObjectFollower) -> None:
         waits = [asyncio.create_task(follower.synced.wait()), asyncio.create_task(self._closed.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -35,7 +35,7 @@ class KubernetesSettings(Settings, frozen=True, kw_only=True):
 class KubernetesConfig(Struct, frozen=True, kw_only=True):
     access: ClusterAccess
     namespace: str
-    """Of the objects; not Dynamo's."""
+    """The namespace of the objects; not Dynamo's."""
     pod: PodIdentity | None = None
     """None: this process follows the workers of a cluster from outside, and cannot be found itself."""
     container: str | None = None
@@ -63,7 +63,7 @@ class KubernetesConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def host(self) -> str:
-        """Of the API server: the way there leads through the network that pods share."""
+        """The host of the API server: the way there leads through the network that pods share."""
         return urlsplit(self.access.server).hostname or ""
 
     @property

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.resources import ENDPOINT_SLICES, PODS, WORKER_METADATA, Resource
-from dynamo.kubernetes.watch import Changed, Removed, Replaced, ResourceWatch, Seen, Unreadable
+from dynamo.kubernetes.watch import Changed, ObjectRemoved, Replaced, ResourceWatch, SeenObject, Unreadable
 from dynamo.runtime.discovery.kubernetes.config import KubernetesConfig
 from dynamo.runtime.discovery.kubernetes.merge import (
     EndpointSlice,
@@ -54,11 +54,11 @@ class Collection(Generic[T]):
                         self.synced.set()
                     case Changed(seen):
                         self._put(seen)
-                    case Removed(metadata):
+                    case ObjectRemoved(metadata):
                         self.objects.pop(metadata.name, None)
                 self._on_change()
 
-    def _put(self, seen: Seen[T]) -> None:
+    def _put(self, seen: SeenObject[T]) -> None:
         if isinstance(seen.object, Unreadable):
             kept = "; its last readable value stays" if seen.metadata.name in self.objects else ""
             log.warning("%s '%s' is malformed: %s%s", self._watch.resource, seen.metadata.name, seen.object.why, kept)
@@ -66,7 +66,7 @@ class Collection(Generic[T]):
             self.objects[seen.metadata.name] = seen.object
 
 
-class Follower:
+class ObjectFollower:
     """Runs from `start` to `close`. `on_records` is called with all records that count, once both are known.
 
     Changes are gathered for a moment first: a rollout changes many objects at once.

@@ -75,7 +75,7 @@ class WorkerMetadata(Struct, frozen=True):
 CONTAINER_LABEL = "nvidia.com/dynamo-container"
 
 
-class Place(Struct, frozen=True):
+class PodPlace(Struct, frozen=True):
     """What must be ready for records to count: a pod, or one container of it."""
 
     pod: str
@@ -85,13 +85,13 @@ class Place(Struct, frozen=True):
 class Published(Struct, frozen=True):
     """The records of one object, decoded once."""
 
-    place: Place
+    place: PodPlace
     pod_uid: str
     created: str
     records: Mapping[str, bytes]
 
 
-Ready = Mapping[Place, str]
+Ready = Mapping[PodPlace, str]
 """Each place that is ready, with the uid of its pod."""
 
 
@@ -101,7 +101,7 @@ def published(worker: WorkerMetadata) -> Published:
     owner = next((each for each in meta.owner_references or () if each.kind == "Pod"), None)
     container = (meta.labels or {}).get(CONTAINER_LABEL, "")
     return Published(
-        Place(owner.name if owner else meta.name, container),
+        PodPlace(owner.name if owner else meta.name, container),
         owner.uid if owner else "",
         meta.creation_timestamp,
         from_data(worker.spec.data or {}),
@@ -115,14 +115,14 @@ def ready_pods(slices: Iterable[EndpointSlice]) -> Ready:
         for endpoint in each.endpoints or ():
             target = endpoint.target_ref
             if target and target.kind == "Pod" and endpoint.conditions.ready is not False:
-                ready[Place(target.name)] = target.uid
+                ready[PodPlace(target.name)] = target.uid
     return ready
 
 
 def ready_containers(pods: Iterable[Pod]) -> Ready:
     """Containers that are ready, in pods that are not about to end."""
     return {
-        Place(pod.metadata.name, container.name): pod.metadata.uid
+        PodPlace(pod.metadata.name, container.name): pod.metadata.uid
         for pod in pods
         if pod.metadata.deletion_timestamp is None
         for container in pod.status.container_statuses or ()

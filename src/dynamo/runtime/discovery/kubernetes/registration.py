@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from dynamo.kubernetes.api import KubernetesApi
-from dynamo.kubernetes.errors import ApiOutage, ApiRefusal, Conflict, KubernetesError, NotFound
+from dynamo.kubernetes.errors import ApiOutage, ApiRefusal, Conflict, KubernetesError, ObjectNotFound
 from dynamo.kubernetes.pod import PodIdentity
 from dynamo.kubernetes.resources import WORKER_METADATA
 from dynamo.runtime.discovery.base import DiscoveryError
@@ -34,10 +34,10 @@ FIRST_DELAY, LAST_DELAY = 0.1, 5.0
 REFRESH = 60.0
 """Seconds between two writes of the same: somebody may have deleted the object, or restored an older store."""
 MOST_PROCESSES = 64
-"""Of one container."""
+"""The most processes of one container."""
 
 
-class _Named(Struct, frozen=True):
+class _NamedObject(Struct, frozen=True):
     metadata: WorkerMetadataMeta
 
 
@@ -94,7 +94,7 @@ class ObjectName:
         return fd
 
 
-class Registration:
+class PodRegistration:
     """The records this process wants in the cluster, and the task that keeps them there.
 
     Only that task writes, so that an older state never replaces a newer one.
@@ -209,7 +209,7 @@ class Registration:
         self._exists = True
 
     async def _remove(self, name: str) -> None:
-        with suppress(NotFound, Conflict):
+        with suppress(ObjectNotFound, Conflict):
             await self._api.delete(WORKER_METADATA, name, namespace=self._config.namespace)
         self._exists = False
 
@@ -218,7 +218,7 @@ class Registration:
         listing = await self._api.list(
             WORKER_METADATA, namespace=self._config.namespace, labels=f"{POD_LABEL}={pod.uid}"
         )
-        names = [msgspec.json.decode(raw, type=_Named).metadata.name for raw in listing.items]
+        names = [msgspec.json.decode(raw, type=_NamedObject).metadata.name for raw in listing.items]
         for dead in name.dead(iter(names)):
             await self._remove(dead)
 
