@@ -20,7 +20,7 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.llm import KvRouterConfig, ModelRuntimeConfig, ModelType, register_llm
 from dynamo.pipeline.parse import reasoning_formats, tool_formats
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.runtime import Context, DistributedRuntime, Endpoint, RuntimeConfig
+from dynamo.runtime import Context, DistributedRuntime, Endpoint
 from dynamo.runtime.discovery.etcd import EtcdConfig
 from dynamo.settings import options
 from dynamo.settings.worker import StepTraceSettings, WorkerSettings
@@ -75,11 +75,8 @@ def test_a_flag_that_is_listed_as_its_replacement_is_taken(instead: str) -> None
 def test_choices_that_are_listed_as_refused_are() -> None:
     text = section("Flags that are not here")
     assert "`--router-mode device-aware-weighted`" in text
-    assert "`--discovery-backend kubernetes`" in text
     with pytest.raises(ValueError, match="device-aware-weighted"):
         FrontendConfig.from_env({}, router_mode="device-aware-weighted")
-    with pytest.raises(ValueError, match="kubernetes"):
-        RuntimeConfig.from_env({}, discovery_backend="kubernetes")
 
 
 @pytest.mark.parametrize("argument", [{"engine_type": "sglang"}, {"engine_type": "trtllm"}, {"aic_system": "h200"}])

@@ -42,6 +42,7 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     router_host_cache_hit_weight: float = 0.75
     router_disk_cache_hit_weight: float = 0.25
     router_copy_prefixes: bool = True
+    router_rule: str | None = None
     router_queue_threshold: float | None = None
     router_queue_policy: QueuePolicy = "fcfs"
     router_queue_limit: int = 256

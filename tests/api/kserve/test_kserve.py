@@ -237,20 +237,40 @@ async def test_a_probe_is_answered_without_its_message(folder: Path) -> None:
     async with Live(**GRPC, api_keys=("sesame",)) as live:
         assert live.server.grpc
         async with grpcio.aio.insecure_channel(live.server.grpc.address) as channel:
-            assert await channel.stream_unary("/inference.GRPCInferenceService/ServerLive")(nothing()) == b"\x08\x01"
+            message = UnsentMessage()
+            assert await channel.stream_unary("/inference.GRPCInferenceService/ServerLive")(message) == b"\x08\x01"
+            await message.end()
 
 
-async def nothing() -> AsyncIterator[bytes]:
-    """A message that never comes."""
-    await asyncio.Event().wait()
-    yield b""
+class UnsentMessage:
+    """A message that does not come. `end` ends the client's task that waits for it."""
+
+    def __init__(self) -> None:
+        self._over = asyncio.Event()
+        self._waiting: asyncio.Task[Any] | None = None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        self._waiting = asyncio.current_task()
+        await self._over.wait()
+        raise StopAsyncIteration
+
+    async def end(self) -> None:
+        self._over.set()
+        if self._waiting:
+            await asyncio.wait({self._waiting})
 
 
 async def unread(address: str, method: str) -> Any:
     """The answer to a call whose message never comes."""
     async with grpcio.aio.insecure_channel(address) as channel:
-        call = channel.stream_stream(f"/inference.GRPCInferenceService/{method}")(nothing())
-        return await call.code()
+        message = UnsentMessage()
+        call = channel.stream_stream(f"/inference.GRPCInferenceService/{method}")(message)
+        code = await call.code()
+        await message.end()
+        return code
 
 
 async def test_a_key_has_the_limits_over_grpc_that_it_has_over_http(folder: Path) -> None:
