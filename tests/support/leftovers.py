@@ -11,6 +11,8 @@ UNOWNED = (
     "dynamo-blocking",  # `in_thread` abandons what cannot be interrupted when its caller is cancelled
     "_poll_wrapper",  # of grpc, one per process
     "tqdm_monitor",  # of tqdm, one per process
+    "asyncio_",  # of the executor of an event loop, which ends with the loop
+    "uvloop_",
 )
 TRIAL = "grammar_trial_process.py"
 SESSION: set[int] = set()
