@@ -72,7 +72,8 @@ def nothing_left_behind(request: pytest.FixtureRequest, temporary_folder: Path) 
 @pytest.fixture
 async def no_task_left() -> AsyncIterator[None]:
     yield
-    left = asyncio.all_tasks() - {asyncio.current_task()}
+    # A task of grpc's client ends in its own time after its call has.
+    left = {task for task in asyncio.all_tasks() - {asyncio.current_task()} if "/grpc/" not in repr(task)}
     assert not left, f"the test left {left}"
 
 
