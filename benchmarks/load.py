@@ -2,6 +2,8 @@
 
 Each user keeps one connection and sends its next request when the last one is answered. Run as a program, it writes its
 results to a file, so that several processes can load one server together.
+
+`--ids` sends token ids to `/v1/completions`: servers that render and tokenize chats differently then do equal work.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import re
 import socket
 import sys
@@ -29,7 +32,7 @@ _PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
 _CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
 _CHOSEN = re.compile(rb'"chosen"\s*:\s*(\{[^{}]*\})')
 _WORKER = re.compile(rb'"decode_worker_id"\s*:\s*(\d+)')
-_ANY, _EMPTY = b'"content":"', b'"content":""'
+_CHAT, _COMPLETION = (b'"content":"', b'"content":""'), (b'"text":"', b'"text":""')
 _LAST_CHUNK = b"0\r\n\r\n"
 _TAIL = 8192
 """Bytes kept of an answer: its last chunks, with the router's reasons if requested."""
@@ -57,6 +60,7 @@ class Reply(Struct):
 class Connection(asyncio.Protocol):
     def __init__(self, *, quickack: bool) -> None:
         self._quickack = quickack
+        self._markers = _CHAT
         self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None
         self._done: asyncio.Future[Reply] | None = None
@@ -82,6 +86,7 @@ class Connection(asyncio.Protocol):
         assert self._transport
         self._done = asyncio.get_running_loop().create_future()
         self._stream = stream
+        self._markers = _COMPLETION if request.startswith(b"POST /v1/completions ") else _CHAT
         self._head = b""
         self._status = 0
         self._left = -1
@@ -113,8 +118,8 @@ class Connection(asyncio.Protocol):
 
     def _count(self, data: bytes, now: float) -> None:
         """Count events with content. A marker may span two reads, so the end of the last read is searched again."""
-        before = self._tail[-len(_EMPTY) :]
-        events = _with_content(before + data) - _with_content(before)
+        before = self._tail[-len(self._markers[1]) :]
+        events = _with_content(before + data, self._markers) - _with_content(before, self._markers)
         if not events:
             return
         reply = self._reply
@@ -154,9 +159,19 @@ def _last(pattern: re.Pattern[bytes], text: bytes, otherwise: int = 0) -> int:
     return int(found[-1]) if found else otherwise
 
 
-def _with_content(data: bytes) -> int:
+def _with_content(data: bytes, markers: tuple[bytes, bytes]) -> int:
     # The byte after a marker decides whether the content is empty, so a marker at the very end waits for the next read.
-    return data.count(_ANY, 0, len(data) - 1) - data.count(_EMPTY)
+    some, empty = markers
+    return data.count(some, 0, len(data) - 1) - data.count(empty)
+
+
+def completion(prompt: list[int], output: int, *, model: str = MODEL) -> bytes:
+    """A streamed completion of token ids."""
+    asked = {
+        "model": model, "prompt": prompt, "max_tokens": output, "min_tokens": output, "stream": True,
+        "ignore_eos": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    return json.dumps(asked, separators=(",", ":")).encode()
 
 
 def body(prompt: str, output: int, *, stream: bool, model: str = MODEL) -> bytes:
@@ -172,13 +187,22 @@ def body(prompt: str, output: int, *, stream: bool, model: str = MODEL) -> bytes
     return json.dumps(asked, separators=(",", ":")).encode()
 
 
-def http_request(content: bytes) -> bytes:
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: "
+def http_request(content: bytes, path: str = "/v1/chat/completions") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: "
     return head.encode() + b"%d\r\n\r\n" % len(content) + content
 
 
 def requests(prompts: Prompts, count: int, prompt: int, output: int, *, stream: bool) -> list[bytes]:
     return [http_request(body(prompts.next(prompt), output, stream=stream)) for _ in range(count)]
+
+
+def requests_of_ids(seed: int, count: int, prompt: int, output: int) -> list[bytes]:
+    """Token ids that every vocabulary of the benchmarks has, and none of which is special."""
+    draw = random.Random(seed)
+    return [
+        http_request(completion(draw.choices(range(300, 10_000), k=prompt), output), "/v1/completions")
+        for _ in range(count)
+    ]
 
 
 async def connect(url: str, *, quickack: bool = True) -> Connection:
@@ -211,20 +235,29 @@ class Users:
         for connection in self._connections:
             connection.close()
 
-    async def run(self, requests: list[bytes], *, stream: bool, until: float = float("inf")) -> list[Reply]:
-        """Send all requests, or only until the time `until`; returns when all sent ones are answered."""
+    async def run(
+        self, requests: list[bytes], *, stream: bool, until: float = float("inf"), within: float = 0
+    ) -> list[Reply]:
+        """Send all requests, or only until the time `until`; returns when all sent ones are answered.
+
+        Users begin at random moments `within` these seconds.
+        """
         replies: list[Reply] = []
         pending = iter(requests)
-        users = range(len(self._connections))
-        await asyncio.gather(*(self._user(number, pending, stream, until, replies) for number in users))
+        begins = [random.random() * within for _ in self._connections]
+        await asyncio.gather(
+            *(self._user(number, pending, stream, until, replies, after) for number, after in enumerate(begins))
+        )
         return replies
 
     async def _connect(self) -> Connection:
         return await connect(self._url, quickack=self._quickack)
 
     async def _user(
-        self, number: int, pending: Iterator[bytes], stream: bool, until: float, replies: list[Reply]
+        self, number: int, pending: Iterator[bytes], stream: bool, until: float, replies: list[Reply], after: float
     ) -> None:
+        if after:
+            await asyncio.sleep(after)
         for request in pending:
             if time.monotonic() > until:
                 return
@@ -241,23 +274,29 @@ async def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ids", action="store_true", help="token ids to /v1/completions instead of chats")
+    parser.add_argument("--within", type=float, default=0, help="seconds within which users begin (%(default)s)")
     parser.add_argument("--hold", action="store_true", help="connect, print 'ready', and begin when a line is read")
     parser.add_argument("--json", type=Path, required=True, help="where to write the results")
     options = parser.parse_args()
-    row = requests(Prompts(options.seed), options.requests, options.prompt, options.output, stream=True)
+    if options.ids:
+        row = requests_of_ids(options.seed, options.requests, options.prompt, options.output)
+    else:
+        row = requests(Prompts(options.seed), options.requests, options.prompt, options.output, stream=True)
     users = Users(options.url, quickack=False)
     await users.open(options.concurrency)
     if options.hold:
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
     cpu = time.process_time()
-    replies = await users.run(row, stream=True)
+    replies = await users.run(row, stream=True, within=options.within)
     users.close()
     gaps = sorted(gap for reply in replies for gap in reply.gaps)
     results: dict[str, Any] = {
         "cpu": time.process_time() - cpu,
         "times": [(reply.sent, reply.first, reply.ended) for reply in replies],
         "tokens": sum(reply.tokens for reply in replies),
+        "prompt_tokens": sum(reply.prompt_tokens for reply in replies),
         "events": sum(reply.events for reply in replies),
         "gaps": gaps[:: max(1, len(gaps) // 20_000)],
         "errors": [reply.error for reply in replies if reply.error],

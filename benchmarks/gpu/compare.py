@@ -1,5 +1,8 @@
 """Tokens per second of one vLLM engine, served in several ways: offline, by the bare AsyncLLM, by `vllm serve`, by us.
 
+`rust` is `vllm serve` with its frontend in Rust, which is compared with `--ids --within 2`: it renders and counts chats
+in another way, and clients that begin together measure how fast a wave is taken in.
+
     PYTHONPATH=SITE python benchmarks/gpu/compare.py --shape 0.5b       # then --shape 8b; 5 to 8 minutes each
     PYTHON benchmarks/gpu/compare.py --shape tiny --clients 4,8         # proves on a CPU that it works; 6 minutes
 
@@ -44,6 +47,7 @@ from prompts import MODEL, make_model
 
 SIDES = ("offline", "async", "serve", "ours")
 OURS = ("ours", "ours-no-events")
+THEIRS = ("serve", "rust")
 ALONE = ("offline", "offline-events", "async")
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -64,11 +68,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="0.5b")
     parser.add_argument(
-        "--sides", default=",".join(SIDES), help="in this order (%(default)s); also ours-no-events, offline-events"
+        "--sides",
+        default=",".join(SIDES),
+        help="of these and rust, ours-no-events, offline-events (%(default)s)",
     )
     parser.add_argument("--clients", default="64,256", help="at once (%(default)s)")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt (%(default)s)")
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer (%(default)s)")
+    parser.add_argument("--ids", action="store_true", help="clients send token ids, not chats")
+    parser.add_argument("--within", type=float, default=0, help="seconds within which clients begin (%(default)s)")
     parser.add_argument("--waves", type=int, default=6, help="requests of each client (%(default)s)")
     parser.add_argument("--http-workers", type=int, default=1, help="processes of our frontend (%(default)s)")
     parser.add_argument("--patience", type=float, default=400, help="seconds for an engine to start (%(default)s)")
@@ -157,10 +165,13 @@ class Served:
 
     def __enter__(self) -> Served:
         options, stack = self._options, self._stack
-        if self.side == "serve":
+        if self.side in THEIRS:
             port = free_port()
             stack.url = f"http://127.0.0.1:{port}"
             words = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(options.model))
+            if self.side == "rust":
+                stack.environ["VLLM_USE_RUST_FRONTEND"] = "1"
+                words = ("-m", "vllm.entrypoints.cli.main", "serve", str(options.model))
             serving = ("--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port))
             self._engine = self._front = stack.start("serve", *words, *serving, *flags(options))
         else:
@@ -187,7 +198,7 @@ class Served:
         result = load(self._stack, self._folder, clients, clients * options.waves, 1 + turn, options)
         spent = [now - then for now, then in zip(self._cpu(), before, strict=True)]
         report(self.side, clients, options, start_s=self._started, **result, engine_s=spent[0], turn=turn,
-               frontend_s=spent[1] if self.side != "serve" else None, core_s=spent[2])  # fmt: skip
+               frontend_s=spent[1] if self.side not in THEIRS else None, core_s=spent[2])  # fmt: skip
 
     def _cpu(self) -> tuple[float, float, float]:
         frontend = cpu(self._front.pid) + cpu_below(self._front.pid)
@@ -210,7 +221,8 @@ def load(
             [sys.executable, script, "--url", stack.url, "--hold", "--json", str(result),
              "--seed", str(1_000_000 * seed + 10 * clients + number),
              "--prompt", str(options.prompt), "--output", str(options.output),
-             "--concurrency", str(clients // count), "--requests", str(requests // count)],
+             "--concurrency", str(clients // count), "--requests", str(requests // count),
+             "--within", str(getattr(options, "within", 0)), *(["--ids"] if getattr(options, "ids", False) else [])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=stack.environ, text=True,
         )
         for number, result in enumerate(results)
@@ -229,6 +241,7 @@ def load(
     times = [time for part in parts for time in part["times"]]
     return {
         "tokens": sum(part["tokens"] for part in parts),
+        "prompt_tokens": sum(part["prompt_tokens"] for part in parts),
         "seconds": max(ended for _, _, ended in times) - min(sent for sent, _, _ in times),
         "ttft": [first - sent for sent, first, _ in times],
         "requests": len(times),

@@ -16,8 +16,8 @@ from figures import percentile
 
 def report(
     side: str, clients: int, options: argparse.Namespace, *, tokens: int, seconds: float, requests: int, start_s: float,
-    turn: int, ttft: Sequence[float] = (), engine_s: float | None = None, frontend_s: float | None = None,
-    core_s: float | None = None, errors: Sequence[str] = (),
+    turn: int, prompt_tokens: int = 0, ttft: Sequence[float] = (), engine_s: float | None = None,
+    frontend_s: float | None = None, core_s: float | None = None, errors: Sequence[str] = (),
 ) -> None:  # fmt: skip
     def per_token(spent: float | None) -> float | None:
         return None if spent is None else round(1e6 * spent / max(1, tokens), 2)
@@ -26,6 +26,8 @@ def report(
         "side": side, "shape": options.shape, "round": turn, "clients": clients, "prompt": options.prompt,
         "output": options.output,
         "tokens_per_second": round(tokens / seconds), "seconds": round(seconds, 2), "requests": requests,
+        "tokens_per_answer": round(tokens / max(1, requests), 2),
+        "tokens_per_prompt": round(prompt_tokens / max(1, requests), 2),
         "ttft_p50_ms": round(1e3 * percentile(ttft, 50), 1) if ttft else None,
         "ttft_p99_ms": round(1e3 * percentile(ttft, 99), 1) if ttft else None,
         "engine_us_per_token": per_token(engine_s), "frontend_us_per_token": per_token(frontend_s),
