@@ -254,7 +254,7 @@ class Users:
         return await connect(self._url, quickack=self._quickack)
 
     async def _user(
-        self, number: int, pending: Iterator[bytes], stream: bool, until: float, replies: list[Reply], after: float
+        self, number: int, pending: Iterator[bytes], stream: bool, until: float, replies: list[Reply], after: float = 0
     ) -> None:
         if after:
             await asyncio.sleep(after)
