@@ -1,3 +1,3 @@
 """Dynamo: one OpenAI-compatible door in front of one or many inference engines."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
