@@ -246,6 +246,18 @@ async def test_load_is_reported_when_it_changes(engine: Any) -> None:
     assert len(loads) == 2
 
 
+async def test_tokens_that_were_guessed_are_reported_with_the_load(make: Make) -> None:
+    loads: list[RankLoad] = []
+    engine = make("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "5")
+    await engine.start()
+    engine.on_load(loads.append)
+    sink = Kept()
+    engine.generate(request(1, tokens=6), sink)
+    await sink.done
+    await until(lambda: loads and loads[-1].draft_tokens)
+    assert (loads[-1].draft_tokens, loads[-1].accepted_tokens) == (6 * 4, 6 * 2)
+
+
 async def test_a_process_that_dies_fails_every_stream_so_that_it_moves(engine: Any) -> None:
     reasons: list[str] = []
     engine.on_death(reasons.append)

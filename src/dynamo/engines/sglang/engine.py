@@ -87,6 +87,7 @@ class SglangEngine(StreamEngine):
             max_num_batched_tokens=made.get("max_prefill_tokens"),
             data_parallel_size=self._ranks,
             guided_decoding=self._limits.guided,
+            draft_tokens=self._steps.ahead,
             worker_type=self._role,
             computes_prompts=self._role is not WorkerType.Decode,
             bootstrap=(self._host, int(made["disaggregation_bootstrap_port"]))
@@ -185,6 +186,9 @@ class SglangEngine(StreamEngine):
                         active_prefill_tokens=rank.num_waiting_uncached_tokens,
                         kv_used_blocks=used,
                         kv_total_blocks=rank.max_total_num_tokens // self._page_size,
+                        # Steps are not told apart by ranks: the first one reports for all.
+                        draft_tokens=0 if rank.dp_rank else self._steps.draft_tokens,
+                        accepted_tokens=0 if rank.dp_rank else self._steps.accepted_tokens,
                     )
                     if before.get(rank.dp_rank) != now:
                         before[rank.dp_rank] = now
