@@ -34,7 +34,7 @@ from prompts import MODEL, Prompts, make_model
 
 GUESSES = {"alone": None, "draft": "itself", "ngram": "ngram"}
 ENGINES = {
-    "sglang": [*FLAGS, "--disable-cuda-graph", "--context-length", "2048", "--max-running-requests", "16",
+    "sglang": [*FLAGS, "--context-length", "2048", "--max-running-requests", "16",
                "--mem-fraction-static", "0.3", "--max-total-tokens", "65536"],
     "vllm": ["--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager", "--gpu-memory-utilization", "0.2",
              "--kv-cache-memory-bytes", "2G"],
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(GUESSES), help="of them (%(default)s)")
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer (%(default)s)")
+    parser.add_argument("--flags", default="", help="further flags of the engine, in one text: --flags='--page-size 1'")
     parser.add_argument("--patience", type=float, default=150, help="seconds for engines to start (%(default)s)")
     parser.add_argument("--limit", type=float, default=220, help="seconds in all (%(default)s)")
     options = parser.parse_args()
@@ -85,7 +86,8 @@ class Way:
         self._status = f"http://127.0.0.1:{(port := free_port())}"
         stack.environ |= {"DYN_SYSTEM_PORT": str(port), "DYN_SYSTEM_HOST": "127.0.0.1"}
         guess = {"itself": str(model), "ngram": "ngram"}.get(GUESSES[name] or "")
-        flags = [*ENGINES[options.engine], *(["--draft-model", guess, "--draft-tokens", "3"] if guess else [])]
+        flags = [*ENGINES[options.engine], *options.flags.split()]
+        flags += ["--draft-model", guess, "--draft-tokens", "3"] if guess else []
         words = (str(model), "--model-name", MODEL, "--discovery-backend", "file")
         stack.start("worker", "-m", f"dynamo.{options.engine}", *words, *flags)
 

@@ -123,12 +123,21 @@ async def test_no_token_passes_the_tokenizer_manager_unless_it_has_to_see_every_
         assert not manager.rid_to_state
 
 
+async def test_the_models_own_end_token_is_no_stop_of_the_clients(engine: Any) -> None:
+    own = await answer(engine, request(1, tokens=9, eos_token_ids=[4]))
+    hidden = await answer(engine, request(1, stop_conditions=StopConditions(max_tokens=9, stop_token_ids_hidden=[4])))
+    asked = StopConditions(max_tokens=9, stop_token_ids=[4], stop_token_ids_hidden=[4])
+    client = await answer(engine, request(1, stop_conditions=asked))
+    assert [(each.ids, each.last.finish_reason) for each in (own, hidden, client)] == [([2, 3, 4], "stop")] * 3
+    assert [each.last.stop_reason for each in (own, hidden, client)] == [None, None, 4]
+
+
 async def test_a_seed_that_has_no_effect_is_logged_once(engine: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for _ in range(2):
         await answer(engine, request(1, sampling_options=SamplingOptions(seed=3)))
     assert [record.message for record in caplog.records if "seeds" in record.message] == [
-        "SGLang has seeds only with --enable-deterministic-inference: here they have no effect"
+        "without --enable-deterministic-inference seeds are accepted and have no effect"
     ]
 
 

@@ -132,7 +132,7 @@ class SglangEngine(StreamEngine):
             return running
         if request.sampling_options.seed is not None and not self._limits.seeded and not self._seed_logged:
             self._seed_logged = True
-            log.info("SGLang has seeds only with --enable-deterministic-inference: here they have no effect")
+            log.info("without --enable-deterministic-inference seeds are accepted and have no effect")
         self._requests.add(running)
         self._steps.add(running)
         running.start()
