@@ -1,11 +1,14 @@
 """A draft model and n-grams on a GPU: do engines start with them, answer the same, and say how many guesses were right?
 
     PYTHONPATH=SITE python benchmarks/gpu/speculation.py sglang --shape 0.5b      # or vllm; three engines, two minutes
+    PYTHONPATH=SITE python benchmarks/gpu/speculation.py vllm --shape bundled     # whose answers are sure of themselves
     python benchmarks/gpu/speculation.py mocker --ways alone                      # proves on a CPU that it works
 
 SITE is a folder of unpacked wheels, as for `sglang.py` and `compare.py`. Each way is a worker behind a frontend:
 `alone` guesses nothing, `draft` has the model itself as its draft model, so that nearly all guesses are right, and
-`ngram` guesses from the prompt. All are asked the same greedily, then for JSON; each prints a line.
+`ngram` guesses from the prompt. All are asked the same greedily, then for JSON; each prints a line. A larger step has
+other last bits: with random weights, where many tokens are nearly as likely as the first, greedy answers then part;
+those of the bundled model do not.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gpu.compare import SHAPES, environment
 from gpu.measured import versions
 from gpu.sglang import FLAGS, PERSON, keep
-from processes import Stack, free_port, metric_total
+from processes import REPOSITORY, Stack, free_port, metric_total
 from prompts import MODEL, Prompts, make_model
 
 GUESSES = {"alone": None, "draft": "itself", "ngram": "ngram"}
@@ -40,13 +43,19 @@ ENGINES = {
              "--kv-cache-memory-bytes", "2G"],
     "mocker": [],
 }  # fmt: skip
+KNOWN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+QUESTIONS = (
+    "What is the capital of France?", "What is the capital of Japan?", "Say hello", "Tell me a story",
+    "What color is the sky?",
+)  # fmt: skip
+"""The bundled model knows the answers."""
 COUNT = "dynamo_component_{}draft_tokens_total"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=ENGINES)
-    parser.add_argument("--shape", choices=SHAPES, default="0.5b")
+    parser.add_argument("--shape", choices=[*SHAPES, "bundled"], default="0.5b")
     parser.add_argument("--ways", default=",".join(GUESSES), help="of them (%(default)s)")
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer (%(default)s)")
@@ -71,6 +80,11 @@ def main() -> None:
 
 
 def _model(options: argparse.Namespace, place: Path) -> Path:
+    if options.shape == "bundled":
+        sys.path.insert(0, str(REPOSITORY / "src"))
+        from dynamo.model import bundled
+
+        return bundled()
     if options.engine == "mocker":
         return make_model(place / "model")
     from gpu.workers import model  # needs PyTorch
@@ -100,9 +114,10 @@ class Way:
     async def ask(self, alone: list[str], seconds: float) -> list[str]:
         """Print what was found, and return the answers, or those of the model `alone`."""
         options, prompts = self._options, Prompts(9)
+        asked = [KNOWN.format(known) for known in QUESTIONS] if options.shape == "bundled" else []
         bodies: list[dict[str, Any]] = [
-            {"prompt": prompts.next(60), "max_tokens": options.tokens, "temperature": 0, "ignore_eos": True}
-            for _ in range(options.requests)
+            {"prompt": prompt, "max_tokens": options.tokens, "temperature": 0, "ignore_eos": not asked}
+            for prompt in asked or [prompts.next(60) for _ in range(options.requests)]
         ]
         form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
         timeout = aiohttp.ClientTimeout(total=max(5.0, seconds))
@@ -123,7 +138,7 @@ class Way:
         equal = sum(one == other for one, other in zip(texts, alone or texts, strict=True))
         line = {
             "engine": options.engine, "way": self._name, "equal_to_alone": equal, "of": len(texts),
-            "tokens_per_s_alone": round(len(texts) * options.tokens / took), "valid_json": valid, "guessed": guessed,
+            "requests_per_s_alone": round(len(texts) / took, 2), "valid_json": valid, "guessed": guessed,
             "right": right, "share": round(right / guessed, 3) if guessed else None, "fleet": shares,
             "versions": versions(),
         }  # fmt: skip
