@@ -68,6 +68,11 @@ class FrontendExchange:
             if ended is not None and not isinstance(ended, BaseException):
                 ended.unsubscribe()
 
+    @property
+    def hears(self) -> bool:
+        """Whether there are others."""
+        return bool(self._others)
+
     def follow(self, model: ServedModel) -> None:
         """Tell the others what this model's router serves."""
         model.router.queue.waiting.on_change = self._soon

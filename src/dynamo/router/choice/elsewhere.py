@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -24,13 +24,15 @@ class TenantService(Struct, frozen=True, kw_only=True, array_like=True):
     served: float
     """Since the frontend started, divided by the tenant's weight."""
     waits: bool
-    """It has a request that any worker may take, and that waits for no tenant of another frontend."""
+    claims: bool
+    """It waits with a request that any worker may take, and for no tenant of another frontend."""
 
 
 class _Frontend(Struct):
     heard: float
     served: dict[TenantKey, float]
     waits: set[TenantKey]
+    claims: set[TenantKey]
 
 
 class ServiceElsewhere:
@@ -44,40 +46,53 @@ class ServiceElsewhere:
     def report(self, stuck: Collection[TenantKey] = ()) -> list[TenantService]:
         """What to tell the others; those `stuck` wait for certain workers, and nobody need wait for them."""
         turns = self._turns
-        waiting = {key for key in turns.waiting_keys() if key not in stuck and not turns.is_ahead(key)}
+        waiting = turns.waiting_keys()
         return [
-            TenantService(name=key[0], background=key[1], served=turns.totals.get(key, 0.0), waits=key in waiting)
-            for key in sorted(turns.totals.keys() | waiting)
+            TenantService(
+                name=key[0],
+                background=key[1],
+                served=turns.totals.get(key, 0.0),
+                waits=key in waiting,
+                claims=key in waiting and key not in stuck and not turns.is_ahead(key),
+            )
+            for key in sorted(turns.totals.keys() | waiting.keys())
             if key[0]
         ]
 
     def learn(self, frontend: int, report: list[TenantService]) -> None:
+        turns = self._turns
         known = self._frontends.get(frontend)
         first = known is None
         if known is None:
-            known = self._frontends[frontend] = _Frontend(self._clock(), {}, set())
+            known = self._frontends[frontend] = _Frontend(self._clock(), {}, set(), set())
         known.heard = self._clock()
         rows = {(row.name, row.background): row for row in report}
         waits = {key for key, row in rows.items() if row.waits}
-        for key in waits - known.waits:
-            self._turns.waits_elsewhere(key, 1)
+        claims = {key for key, row in rows.items() if row.claims}
+        _change(turns.waits_elsewhere, waits - known.waits, 1)
         for key, row in rows.items():
             # What it served before it was heard of first is not known here, nor needed: see the bound of `Turns`.
             fresh = row.served - known.served.get(key, row.served if first else 0.0)
             known.served[key] = row.served
             if fresh:
-                self._turns.served_elsewhere(key, fresh)
-        for key in known.waits - waits:
-            self._turns.waits_elsewhere(key, -1)
-        known.waits = waits
+                turns.served_elsewhere(key, fresh)
+        _change(turns.waits_elsewhere, known.waits - waits, -1)
+        _change(turns.claims_elsewhere, claims - known.claims, 1)
+        _change(turns.claims_elsewhere, known.claims - claims, -1)
+        known.waits, known.claims = waits, claims
 
     def expire(self) -> None:
         """Wait for nobody at a frontend that is silent."""
         now = self._clock()
         for frontend, known in tuple(self._frontends.items()):
             if now - known.heard > SILENT_SECONDS:
-                for key in known.waits:
-                    self._turns.waits_elsewhere(key, -1)
-                known.waits = set()
+                _change(self._turns.waits_elsewhere, known.waits, -1)
+                _change(self._turns.claims_elsewhere, known.claims, -1)
+                known.waits, known.claims = set(), set()
             if now - known.heard > 60 * SILENT_SECONDS:
                 del self._frontends[frontend]
+
+
+def _change(count: Callable[[TenantKey, int], None], keys: Iterable[TenantKey], change: int) -> None:
+    for key in keys:
+        count(key, change)

@@ -33,7 +33,7 @@ _LINES = 64
 class _Line(Generic[W]):
     """The requests of one tenant. `counter` is the service it had, divided by its weight."""
 
-    __slots__ = ("background", "counter", "elsewhere", "served_at", "waiting", "weight")
+    __slots__ = ("background", "claims", "counter", "elsewhere", "served_at", "waiting", "weight")
 
     def __init__(self, background: bool) -> None:
         self.background = background
@@ -43,6 +43,8 @@ class _Line(Generic[W]):
         self.served_at = 0
         self.elsewhere = 0
         """At how many other frontends it has requests waiting."""
+        self.claims = 0
+        """At how many of them it could be served now."""
 
     @property
     def waits(self) -> bool:
@@ -132,6 +134,7 @@ class Turns(Generic[W]):
     def served_elsewhere(self, key: TenantKey, service: float) -> None:
         """Another frontend has served it so much, divided by its weight."""
         line = self._line(key)
+        self._lift(line)
         line.counter += service
         self._last[line.background] = line
 
@@ -142,13 +145,17 @@ class Turns(Generic[W]):
             self._lift(line)
         line.elsewhere += change
 
+    def claims_elsewhere(self, key: TenantKey, change: int) -> None:
+        """At so many more, or fewer, of those frontends nothing but a lack of places keeps them waiting."""
+        self._line(key).claims += change
+
     def is_ahead(self, key: TenantKey) -> bool:
         """It must wait: one that waits at another frontend, and only there, had less."""
         own = self._lines.get(key)
         if own is None:
             return False
         return any(
-            line.elsewhere and not line.waiting and (line.background, line.counter) < (own.background, own.counter)
+            line.claims and not line.waiting and (line.background, line.counter) < (own.background, own.counter)
             for line in self._lines.values()
         )
 
