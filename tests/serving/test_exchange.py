@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from dynamo.protocols.engine import PreprocessedRequest, Tenant
 from dynamo.router.choice.queue import Queue, RequestToPlace
+from dynamo.router.choice.turns import tenant_key
 from dynamo.router.suspects import Suspects
 from dynamo.runtime.events import EventPlane, MemoryBus, MemoryEventPlane
 from dynamo.serving.exchange import FrontendExchange
@@ -72,10 +73,10 @@ async def test_a_key_that_had_more_waits_for_one_that_waits_at_another_frontend(
         await until(lambda: first.exchange.hears and second.exchange.hears)
         first.served(MINE, 1)
         waiting = asyncio.create_task(second.ask(YOURS))
-        await until(lambda: first.queue.waiting.counter(YOURS))
+        await until(lambda: first.queue.waiting.counter(tenant_key(YOURS)))
         first.served(MINE, 1000)
         await until(lambda: first.queue.takes_turns(MINE))
-        await until(lambda: second.queue.waiting.counter(MINE) >= 1000)
+        await until(lambda: second.queue.waiting.counter(tenant_key(MINE)) >= 1000)
         first.free = 1
         mine = asyncio.create_task(first.ask(MINE))
         await until(lambda: first.queue.waiting.count)
@@ -92,7 +93,7 @@ async def test_a_frontend_that_falls_silent_is_not_waited_for() -> None:
         await until(lambda: first.exchange.hears and second.exchange.hears)
         first.served(MINE, 1)
         waiting = asyncio.create_task(second.ask(YOURS))
-        await until(lambda: first.queue.waiting.counter(YOURS))
+        await until(lambda: first.queue.waiting.counter(tenant_key(YOURS)))
         first.served(MINE, 1000)
         await until(lambda: first.queue.takes_turns(MINE))
         await second.exchange.close()

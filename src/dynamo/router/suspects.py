@@ -189,11 +189,8 @@ class Suspects:
     def learn(self, verdicts: Verdicts) -> None:
         """Adopt what another frontend knows."""
         now = self._clock()
-        for kept, found in ((self._rejected, verdicts.rejected), (self._blamed, verdicts.blamed)):
-            for key, seconds in found.items():
-                until = now + min(seconds, REJECTED_SECONDS)
-                if until > kept.get(key, 0.0):  # type: ignore[attr-defined]
-                    _put(kept, key, until)  # type: ignore[arg-type]
+        _prolong(self._rejected, verdicts.rejected, now)
+        _prolong(self._blamed, verdicts.blamed, now)
         for instance_id in verdicts.explained:
             _put(self._explained, instance_id, None)
 
@@ -362,6 +359,13 @@ def _request_rejected() -> HttpError:
 
 def _digest(value: Any) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(value, enc_hook=repr), digest_size=16).digest()
+
+
+def _prolong(kept: OrderedDict[K, float], found: dict[K, float], now: float) -> None:
+    for key, seconds in found.items():
+        until = now + min(seconds, REJECTED_SECONDS)
+        if until > kept.get(key, 0.0):
+            _put(kept, key, until)
 
 
 def _put(kept: OrderedDict[K, V], key: K, value: V) -> None:

@@ -52,6 +52,7 @@ class Frontend:
 
     def heads(self) -> Iterator[Request]:
         self.ledger.settle()
+        self.elsewhere.expire()
         for request in self.turns:
             if self.turns.is_ahead(tenant_key(request.tenant)):
                 return
@@ -180,10 +181,10 @@ def test_what_was_cached_after_all_is_given_back() -> None:
     turns.passed(tenant, request.cost)
     running = Running(request)
     ledger.began(running, request)
-    assert turns.counter(tenant) == 100 * PROMPT
+    assert turns.counter(tenant_key(tenant)) == 100 * PROMPT
     running.output_tokens, running.cached_tokens = 3, 80
     ledger.ended(running)
-    assert turns.counter(tenant) == pytest.approx(20 * PROMPT + 80 * CACHED + 3 * OUTPUT)
+    assert turns.counter(tenant_key(tenant)) == pytest.approx(20 * PROMPT + 80 * CACHED + 3 * OUTPUT)
     assert not ledger.running(tenant)
 
 
@@ -201,9 +202,9 @@ def test_output_is_charged_while_it_comes() -> None:
         now += 1
         running.output_tokens = count
         ledger.settle()
-        assert turns.counter(tenant) == 10 * PROMPT + count * OUTPUT
+        assert turns.counter(tenant_key(tenant)) == 10 * PROMPT + count * OUTPUT
     ledger.ended(running)
-    assert turns.counter(tenant) == 10 * PROMPT + 50 * OUTPUT
+    assert turns.counter(tenant_key(tenant)) == 10 * PROMPT + 50 * OUTPUT
 
 
 def test_batches_are_served_after_all_who_wait_for_their_answer() -> None:

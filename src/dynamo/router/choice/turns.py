@@ -71,6 +71,8 @@ class Turns(Generic[W]):
         """How many wait."""
         self.totals: dict[TenantKey, float] = {}
         """What each tenant was served here in all, divided by its weight."""
+        self.patient = True
+        """Whether tenants wait for those that had less at other frontends."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when a request begins to wait, and when one is charged."""
 
@@ -138,6 +140,11 @@ class Turns(Generic[W]):
         line.counter += service
         self._last[line.background] = line
 
+    def adopt(self, key: TenantKey, counter: float) -> None:
+        """What a frontend that is heard of for the first time knows of it."""
+        line = self._line(key)
+        line.counter = max(line.counter, counter)
+
     def waits_elsewhere(self, key: TenantKey, change: int) -> None:
         """At so many more, or fewer, other frontends it has requests waiting."""
         line = self._line(key)
@@ -152,7 +159,7 @@ class Turns(Generic[W]):
     def is_ahead(self, key: TenantKey) -> bool:
         """It must wait: one that waits at another frontend, and only there, had less."""
         own = self._lines.get(key)
-        if own is None:
+        if own is None or not self.patient:
             return False
         return any(
             line.claims and not line.waiting and (line.background, line.counter) < (own.background, own.counter)
@@ -175,9 +182,9 @@ class Turns(Generic[W]):
         own_share = ((len(own.waiting) if own else 0) + 1) / tenant.weight
         return most.waiting[-1] if most and most is not own and _share(most) > own_share else None
 
-    def counter(self, tenant: Tenant) -> float:
+    def counter(self, key: TenantKey) -> float:
         """What the tenant was served, lifted by its pauses; 0 for one that is not known."""
-        line = self._lines.get(tenant_key(tenant))
+        line = self._lines.get(key)
         return line.counter if line else 0.0
 
     def _line(self, key: TenantKey) -> _Line[W]:
