@@ -13,15 +13,15 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / part) for part in ("", "router/choice")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from router.choice.test_service import BOUND, Worker, largest_gap
 
 CHUNK = 1000
 
 
 def largest(first: int) -> dict[int, tuple[float, float, int]]:
     """By the number of frontends: the largest gap, the largest share of the bound, and the histories beyond it."""
-    from test_service import BOUND, Worker, largest_gap
-
     found = dict.fromkeys(range(1, 5), (0.0, 0.0, 0))
     for seed in range(first, first + CHUNK):
         frontends = 1 + seed % 4

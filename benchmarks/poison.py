@@ -147,7 +147,7 @@ async def all_serve(frontends: list[Frontend], workers: int) -> None:
             async def known(url: str = frontend.url) -> bool:
                 async with http.get(f"{url}/health") as health:
                     found = (await health.json()).get("instances", ())
-                return sum(one["endpoint"] == "generate" for one in found) >= workers
+                return bool(sum(one["endpoint"] == "generate" for one in found) >= workers)
 
             await until(known)
 

@@ -170,6 +170,11 @@ class Turns(Generic[W]):
         """How many requests of each tenant wait here, if any do."""
         return {key: len(line.waiting) for key, line in self._lines.items() if line.waiting}
 
+    def standings(self) -> list[tuple[TenantKey, float, int]]:
+        """Of each tenant that is known: what it was served, and how many of its requests wait here; most first."""
+        found = [(key, line.counter, len(line.waiting)) for key, line in self._lines.items()]
+        return sorted(found, key=lambda one: one[2], reverse=True)
+
     def gap(self) -> float:
         """How far apart those in the foreground are that wait, here or elsewhere."""
         counters = [line.counter for line in self._lines.values() if line.waits and not line.background]
