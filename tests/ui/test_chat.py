@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,21 @@ def clipboard(chat: Chat) -> str:
 
 
 def test_an_answer_says_how_fast_it_was_and_which_worker_gave_it(chat: Chat) -> None:
-    answer = chat.ask("one two three")
-    assert chat.said() == ["one two three"]
+    answer = chat.ask("PACED" + " one two three" * 20)
+    assert chat.said() == ["PACED" + " one two three" * 20]
     facts = answer.locator(".stats").inner_text()
     for part in ("tokens/s", "first token", "tokens", "3 of ", "cached", "worker "):
         assert part in facts
-    assert chat.page.title() == "one two three · Dynamo"
+    assert chat.page.title().startswith("PACED one two three")
+    assert chat.page.title().endswith(" · Dynamo")
+
+
+def test_an_answer_of_one_piece_has_no_speed(at: Callable[..., Any], url: str) -> None:
+    chat = at(url).opened("painter")
+    answer = chat.ask("a short answer")
+    facts = answer.locator(".stats").inner_text()
+    assert "first token" in facts
+    assert "tokens/s" not in facts
 
 
 def test_the_worker_under_an_answer_is_the_one_that_the_server_names(chat: Chat) -> None:

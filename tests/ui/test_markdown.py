@@ -23,7 +23,8 @@ PIECES = (
     "# Title\n", "plain text", "\n", "\n\n", "**bold**", "*it*", "`code`", "- item\n", "  - inner\n", "1. one\n",
     "2. two\n", "- [x] done\n", "> quote\n", "```python\nx = 1\n", "```\n", "~~~\n", "| a | b |\n", "|:--|--:|\n",
     "| 1 | 2 |\n", "---\n", "[link](https://example.org)", "https://example.org/a.", "~~gone~~", "***", "_", "\\*",
-    "$x^2$", "$$\n", "$$y$$", "\\(a_1\\)", "\\[", "\\]\n", "$5 ", "<b>", "    ", "\t", "é🎉", "\u0007", "![p](https://example.org/x.png)", "word_with_underscores", "2 * 3 * 4", "\r",
+    "$x^2$", "$$\n", "$$y$$", "\\(a_1\\)", "\\[", "\\]\n", "$5 ",
+    "<b>", "    ", "\t", "é🎉", "\u0007", "![p](https://example.org/x.png)", "word_with_underscores", "2 * 3 * 4", "\r",
 )  # fmt: skip
 
 

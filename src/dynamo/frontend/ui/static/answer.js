@@ -2,6 +2,9 @@
 
 import { ServerError, streamChat } from "./api.js";
 
+/** From how many pieces, and seconds, of an answer on its speed is known. */
+const PIECES = 3;
+const SHORTEST = 0.02;
 const FACTS = ["worker_id", "timing", "routing"];
 
 export class Answer {
@@ -54,6 +57,8 @@ export class Answer {
       this.first ??= performance.now();
       this.last = performance.now();
       this.chunks = (this.chunks ?? 0) + 1;
+      this.firstSize ??= sizeOf(said, thought, delta.tool_calls);
+      this.size = (this.size ?? 0) + sizeOf(said, thought, delta.tool_calls);
     }
     node.text += said;
     node.reasoning += thought;
@@ -78,12 +83,12 @@ export class Answer {
       stats.cached = usage.prompt_tokens_details?.cached_tokens ?? null;
       stats.thought = usage.completion_tokens_details?.reasoning_tokens ?? null;
     }
-    // The first token's time is its own figure; the others took the rest. The server's clock is the better one: what
-    // arrives at once was not generated at once.
+    // Only what came after the first piece, which may have many tokens, took the time that is known. The server's clock
+    // is the better one: what arrives at once was not generated at once.
     const timing = nvext?.timing;
     const seconds = (timing ? timing.total_time_ms - timing.ttft_ms : this.last - this.first) / 1000;
-    const count = (usage?.completion_tokens ?? this.chunks) - 1;
-    if (seconds > 0 && count > 0) stats.speed = count / seconds;
+    const count = (usage?.completion_tokens ?? this.chunks) * (1 - this.firstSize / this.size);
+    if (this.chunks >= PIECES && seconds >= SHORTEST && count >= 1) stats.speed = count / seconds;
     const worker = nvext?.worker_id;
     if (worker) {
       stats.worker = String(worker.decode_worker_id ?? "");
@@ -93,6 +98,11 @@ export class Answer {
     if (nvext?.routing) stats.routing = nvext.routing;
     node.stats = stats;
   }
+}
+
+/** Characters of a piece. */
+function sizeOf(said, thought, calls) {
+  return (calls ?? []).reduce((sum, call) => sum + textOf(call.function?.arguments).length, said.length + thought.length);
 }
 
 /** Engines may send parts instead of a string. */
