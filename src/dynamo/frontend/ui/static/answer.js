@@ -1,6 +1,7 @@
 // One answer while it is generated: chunks go into a node of the conversation.
 
 import { ServerError, streamChat } from "./api.js";
+import { withoutOldest } from "./conversation.js";
 
 /** From how many pieces, and seconds, of an answer on its speed is known. */
 const PIECES = 3;
@@ -8,9 +9,11 @@ const SHORTEST = 0.02;
 const FACTS = ["worker_id", "timing", "routing"];
 
 export class Answer {
-  constructor(node, body, onChange) {
+  /** `context` is how many tokens the model takes, where that is known. */
+  constructor(node, body, context, onChange) {
     this.node = node;
     this.body = body;
+    this.context = context;
     this.onChange = onChange;
     this.control = new AbortController();
   }
@@ -28,7 +31,7 @@ export class Answer {
     const nvext = { ...this.body.nvext, extra_fields: [...new Set([...(this.body.nvext?.extra_fields ?? []), ...FACTS])] };
     const body = { ...this.body, nvext, stream: true, stream_options: { include_usage: true } };
     try {
-      await streamChat(body, this.control.signal, (chunk) => this.receive(chunk));
+      await this.send(body);
       node.state = "done";
     } catch (error) {
       if (error.name === "AbortError") node.state = "stopped";
@@ -41,6 +44,20 @@ export class Answer {
     this.measure();
     this.onChange();
     return failure;
+  }
+
+  /** Without the oldest turns where the model's context is too short for all. */
+  async send(body) {
+    for (;;) {
+      try {
+        return await streamChat(body, this.control.signal, (chunk) => this.receive(chunk));
+      } catch (error) {
+        const messages = error.kind === "long" ? withoutOldest(body.messages) : null;
+        if (!messages) throw error;
+        this.node.dropped = (this.node.dropped ?? 0) + body.messages.length - messages.length;
+        body = { ...body, messages };
+      }
+    }
   }
 
   receive(chunk) {
@@ -89,6 +106,7 @@ export class Answer {
     const seconds = (timing ? timing.total_time_ms - timing.ttft_ms : this.last - this.first) / 1000;
     const count = (usage?.completion_tokens ?? this.chunks) * (1 - this.firstSize / this.size);
     if (this.chunks >= PIECES && seconds >= SHORTEST && count >= 1) stats.speed = count / seconds;
+    if (this.context && usage) stats.full = (usage.prompt_tokens + usage.completion_tokens) / this.context;
     const worker = nvext?.worker_id;
     if (worker) {
       stats.worker = String(worker.decode_worker_id ?? "");
