@@ -134,7 +134,7 @@ class Turns(Generic[W]):
             self.on_change()
 
     def served_elsewhere(self, key: TenantKey, service: float) -> None:
-        """Another frontend has served it so much, divided by its weight."""
+        """Another frontend has served it; `service` is divided by its weight."""
         line = self._line(key)
         self._lift(line)
         line.counter += service
@@ -146,14 +146,14 @@ class Turns(Generic[W]):
         line.counter = max(line.counter, counter)
 
     def waits_elsewhere(self, key: TenantKey, change: int) -> None:
-        """At so many more, or fewer, other frontends it has requests waiting."""
+        """Its requests wait at `change` more other frontends, or at fewer."""
         line = self._line(key)
         if change > 0:
             self._lift(line)
         line.elsewhere += change
 
     def claims_elsewhere(self, key: TenantKey, change: int) -> None:
-        """At so many more, or fewer, of those frontends nothing but a lack of places keeps them waiting."""
+        """Any worker may take them at `change` more of those frontends, or at fewer."""
         self._line(key).claims += change
 
     def is_ahead(self, key: TenantKey) -> bool:
@@ -171,7 +171,7 @@ class Turns(Generic[W]):
         return {key: len(line.waiting) for key, line in self._lines.items() if line.waiting}
 
     def standings(self) -> list[tuple[TenantKey, float, int]]:
-        """Of each tenant that is known: what it was served, and how many of its requests wait here; most first."""
+        """What each tenant was served, and how many of its requests wait here; those with most first."""
         found = [(key, line.counter, len(line.waiting)) for key, line in self._lines.items()]
         return sorted(found, key=lambda one: one[2], reverse=True)
 
