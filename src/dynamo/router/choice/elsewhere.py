@@ -32,7 +32,7 @@ class TenantService(Struct, frozen=True, kw_only=True, array_like=True):
     """It waits with a request that any worker may take."""
 
 
-class _Peer(Struct):
+class _OtherFrontend(Struct):
     heard: float
     served: dict[TenantKey, float]
     waits: set[TenantKey]
@@ -45,7 +45,7 @@ class ServiceElsewhere:
     def __init__(self, turns: Turns[Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._turns = turns
         self._clock = clock
-        self._frontends: dict[int, _Peer] = {}
+        self._frontends: dict[int, _OtherFrontend] = {}
         self._here = 0.0
         """What was served here in all when that was looked at last."""
         self._moved = clock()
@@ -73,7 +73,7 @@ class ServiceElsewhere:
         known = self._frontends.get(frontend)
         first = known is None
         if known is None:
-            known = self._frontends[frontend] = _Peer(self._clock(), {}, set(), set())
+            known = self._frontends[frontend] = _OtherFrontend(self._clock(), {}, set(), set())
         known.heard = self._clock()
         rows = {(row.name, row.background): row for row in report}
         waits = {key for key, row in rows.items() if row.waits}
