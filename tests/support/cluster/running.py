@@ -46,7 +46,8 @@ class Cluster:
                 # It ends with the tests, also where these are killed.
                 ["setpriv", "--pdeathsig", "KILL", *UNSHARE,
                  sys.executable, "-m", "support.cluster.control_plane", str(self.folder), *self._nodes],
-                env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, "PYTHONPATH": path, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         until_sync(self._is_ready)
         return self
