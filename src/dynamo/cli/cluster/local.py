@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dynamo.kubernetes.graph import Component, Graph, is_graph, read_graph_file
+from dynamo.kubernetes.graph import Graph, GraphComponent, is_graph, read_graph_file
 from dynamo.kubernetes.graph.graph import WORKER_TYPES
 from dynamo.kubernetes.render.containers import HTTP_PORT
 from dynamo.process.supervisor.deployment import ComponentSpec, Deployment
@@ -49,7 +49,7 @@ def local_deployment(graph: Graph, environ: Mapping[str, str]) -> tuple[Deployme
     return Deployment(components=tuple(specs), drain_seconds=_drain(graph)), notes
 
 
-def _spec(graph: Graph, component: Component, environ: Mapping[str, str], notes: list[str]) -> ComponentSpec:
+def _spec(graph: Graph, component: GraphComponent, environ: Mapping[str, str], notes: list[str]) -> ComponentSpec:
     main = component.main
     if component.pod_template.spec.get("initContainers"):
         notes.append(f"component '{component.name}': its initContainers do not run here")
@@ -79,7 +79,7 @@ def _spec(graph: Graph, component: Component, environ: Mapping[str, str], notes:
     )  # fmt: skip
 
 
-def _default(component: Component) -> list[str]:
+def _default(component: GraphComponent) -> list[str]:
     if component.type == "frontend":
         return ["python3", "-m", "dynamo.frontend"]
     return ["/bin/sh", "-c"]

@@ -96,8 +96,4 @@ def _dumper() -> Any:
     """Without the anchors by which YAML refers to what it has said before."""
     import yaml
 
-    class Plain(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    return Plain
+    return type("PlainDumper", (yaml.SafeDumper,), {"ignore_aliases": lambda self, data: True})

@@ -164,7 +164,7 @@ def _component(name: str, given: Mapping[str, Any], place: str) -> dict[str, Any
 
 
 def _type(name: str, service: AlphaService) -> str:
-    """Of those who leave it out, the name says it."""
+    """Where it is left out, the name says it."""
     kind = service.component_type or ("frontend" if name.lower() == "frontend" else "worker")
     kind = _TYPES.get(kind, kind)
     return service.sub_component_type or kind if kind == "worker" else kind

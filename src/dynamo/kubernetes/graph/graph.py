@@ -13,7 +13,7 @@ from dynamo.kubernetes.graph.problem import GraphError, converted
 from dynamo.settings import nearest
 from dynamo.settings.setting import one_of
 
-__all__ = ["Component", "Graph", "GraphError", "GraphSpec", "make_graph"]
+__all__ = ["Graph", "GraphComponent", "GraphError", "GraphSpec", "make_graph"]
 
 Replicas = Annotated[int, Meta(ge=0, le=10_000)]
 ComponentType = Literal["frontend", "worker", "prefill", "decode", "planner", "epp"]
@@ -25,14 +25,14 @@ _OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?([KMGTPE]i?|k|m)?")
 
 
-class PodMetadata(Struct, frozen=True, forbid_unknown_fields=True):
+class TemplateMetadata(Struct, frozen=True, forbid_unknown_fields=True):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     name: str | None = None
 
 
 class PodTemplate(Struct, frozen=True, forbid_unknown_fields=True):
-    metadata: PodMetadata = PodMetadata()
+    metadata: TemplateMetadata = TemplateMetadata()
     spec: dict[str, Any] = {}
 
 
@@ -60,7 +60,7 @@ class Restart(Struct, frozen=True, forbid_unknown_fields=True):
     strategy: RestartStrategy = RestartStrategy()
 
 
-class Component(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class GraphComponent(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """What runs in one kind of pod."""
 
     name: str
@@ -100,7 +100,7 @@ class Component(Struct, frozen=True, rename="camel", forbid_unknown_fields=True,
 
 
 class GraphSpec(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    components: list[Component]
+    components: list[GraphComponent]
     backend_framework: str | None = None
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
@@ -111,7 +111,7 @@ class GraphSpec(Struct, frozen=True, rename="camel", forbid_unknown_fields=True,
     provider_override: dict[str, Any] | None = None
     experimental: dict[str, Any] | None = None
     paused: bool = False
-    """Of ours: the operator leaves the workers as they are."""
+    """The operator leaves the workers as they are. ai-dynamo has no such field."""
     claims: list[dict[str, Any]] = field(default_factory=list, name="$claims")
     """PersistentVolumeClaims that v1alpha1 asks for."""
 
@@ -127,10 +127,10 @@ class Graph(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     @property
-    def workers(self) -> list[Component]:
+    def workers(self) -> list[GraphComponent]:
         return [each for each in self.spec.components if each.is_worker]
 
-    def component(self, name: str) -> Component:
+    def component(self, name: str) -> GraphComponent:
         return next(each for each in self.spec.components if each.name == name)
 
 
@@ -189,7 +189,7 @@ def _check_types(components: Any, place: str) -> None:
             raise GraphError(f"{place}[{at}].type: no component has the type '{kind}'{hint}")
 
 
-def _check_component(component: Component, where: str) -> None:
+def _check_component(component: GraphComponent, where: str) -> None:
     if not _NAME.fullmatch(component.name) or len(component.name) > 63:
         raise GraphError(f"{where}.name: '{component.name}' must be at most 63 letters, digits and '-'")
     pod = component.pod_template.spec

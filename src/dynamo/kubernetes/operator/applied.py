@@ -15,7 +15,7 @@ Object = Mapping[str, Any]
 _Key = tuple[str, str, str]
 
 
-class _Answer(Struct, frozen=True):
+class _AppliedObject(Struct, frozen=True):
     metadata: dict[str, Any]
 
 
@@ -39,7 +39,7 @@ class AppliedObjects:
         return seen is None or metadata.get("uid") != known[2] or metadata.get("generation", 0) > (known[1] or 0)
 
     def note(self, wanted: Object, answer: bytes) -> None:
-        metadata = msgspec.json.decode(answer, type=_Answer).metadata
+        metadata = msgspec.json.decode(answer, type=_AppliedObject).metadata
         self._known[_key(wanted)] = (_digest(wanted), metadata.get("generation"), metadata.get("uid", ""))
 
     def forget(self) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 Object = Mapping[str, Any]
 
 
-class Progress(Struct, frozen=True):
+class WorkloadProgress(Struct, frozen=True):
     """Counted in replicas: one of several nodes counts when all its pods do."""
 
     wanted: int = 0
@@ -31,31 +31,36 @@ class Progress(Struct, frozen=True):
         return self.observed and self.updated >= self.wanted and self.available >= self.wanted
 
 
-def progress_of(workloads: Iterable[Object]) -> Progress:
-    total = Progress()
+def progress_of(workloads: Iterable[Object]) -> WorkloadProgress:
+    total = WorkloadProgress()
     for each in workloads:
         one = _of_stateful_set(each) if each["kind"] == "StatefulSet" else _of_deployment(each)
-        total = Progress(
+        total = WorkloadProgress(
             total.wanted + one.wanted, total.made + one.made, total.updated + one.updated, total.ready + one.ready,
             total.available + one.available, total.observed and one.observed,
         )  # fmt: skip
     return total
 
 
-def _of_deployment(found: Object) -> Progress:
+def _of_deployment(found: Object) -> WorkloadProgress:
     status = found.get("status") or {}
-    counts = (status.get(key, 0) for key in ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"))
-    wanted = (found.get("spec") or {}).get("replicas", 1)
-    return Progress(wanted, *counts, _observed(found))
+    return WorkloadProgress(
+        wanted=(found.get("spec") or {}).get("replicas", 1),
+        made=status.get("replicas", 0),
+        updated=status.get("updatedReplicas", 0),
+        ready=status.get("readyReplicas", 0),
+        available=status.get("availableReplicas", 0),
+        observed=_observed(found),
+    )
 
 
-def _of_stateful_set(found: Object) -> Progress:
+def _of_stateful_set(found: Object) -> WorkloadProgress:
     status, nodes = found.get("status") or {}, (found.get("spec") or {}).get("replicas", 1)
 
     def whole(key: str) -> int:
         return int(status.get(key, 0) >= nodes)
 
-    return Progress(
+    return WorkloadProgress(
         1, int(status.get("replicas", 0) > 0), whole("updatedReplicas"), whole("readyReplicas"),
         whole("readyReplicas"), _observed(found),
     )  # fmt: skip

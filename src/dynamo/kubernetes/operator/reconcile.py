@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.kubernetes.graph import Component, Graph, GraphError, read_graph_object
+from dynamo.kubernetes.graph import Graph, GraphComponent, GraphError, read_graph_object
 from dynamo.kubernetes.operator.kinds import ADAPTERS, labels_of, name_of
-from dynamo.kubernetes.operator.progress import Progress, progress_of
+from dynamo.kubernetes.operator.progress import WorkloadProgress, progress_of
 from dynamo.kubernetes.render import RenderTarget, render
 from dynamo.kubernetes.render.target import COMPONENT_LABEL, HASH_LABEL, RESTARTED_AT, worker_generation
 
@@ -31,7 +31,7 @@ class SeenGraph(Struct, frozen=True, kw_only=True):
     def status(self) -> Mapping[str, Any]:
         return self.object.get("status") or {}
 
-    def of(self, component: Component, generation: str | None = None) -> list[Seen]:
+    def of(self, component: GraphComponent, generation: str | None = None) -> list[Seen]:
         """A component's workloads, of one generation if it is given."""
         return [
             each for each in self.workloads
@@ -47,7 +47,7 @@ class GraphPlan(Struct, frozen=True, kw_only=True):
     target: RenderTarget
     apply: list[Object]
     remove: list[Seen]
-    progress: dict[str, Progress]
+    progress: dict[str, WorkloadProgress]
     """By component, of the generation that is wanted."""
     replaced: frozenset[str]
     """Generations that still serve until the wanted one does."""
@@ -124,7 +124,7 @@ def _superfluous(seen: SeenGraph, target: RenderTarget, kept: frozenset[str]) ->
     return [*found, *(each for each in seen.adapters if name_of(each) not in adapted)]
 
 
-def adapter_name(graph: Graph, component: Component) -> str:
+def adapter_name(graph: Graph, component: GraphComponent) -> str:
     return f"{graph.name}-{component.name.lower()}"
 
 

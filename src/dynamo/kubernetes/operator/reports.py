@@ -11,7 +11,7 @@ from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.errors import ApiRefusal, ObjectNotFound
 from dynamo.kubernetes.operator.kinds import EVENTS, name_of
 from dynamo.kubernetes.operator.reconcile import MANAGER
-from dynamo.kubernetes.operator.status import now, ready_condition
+from dynamo.kubernetes.operator.status import is_trouble, now, ready_condition
 from dynamo.kubernetes.resources import Resource
 
 log = logging.getLogger(__name__)

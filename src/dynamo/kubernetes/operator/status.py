@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from dynamo.kubernetes.graph import Component
+from dynamo.kubernetes.graph import GraphComponent
 from dynamo.kubernetes.operator.kinds import labels_of, name_of
 from dynamo.kubernetes.operator.reconcile import GraphPlan, SeenGraph
 from dynamo.kubernetes.operator.stuck import why_no_pods, why_stuck
@@ -82,7 +82,7 @@ def _condition(seen: SeenGraph, ready: bool, reason: str, message: str) -> Objec
     }  # fmt: skip
 
 
-def _sentence(plan: GraphPlan, seen: SeenGraph, component: Component) -> str:
+def _sentence(plan: GraphPlan, seen: SeenGraph, component: GraphComponent) -> str:
     progress = plan.progress[component.name]
     counted = f"{component.name}: {progress.ready} of {plan.target.count(component)} ready"
     generation = plan.target.generation_of(component)
@@ -95,7 +95,7 @@ def _sentence(plan: GraphPlan, seen: SeenGraph, component: Component) -> str:
     return f"{counted}: {why}" if why else counted
 
 
-def _component(plan: GraphPlan, seen: SeenGraph, component: Component) -> Object:
+def _component(plan: GraphPlan, seen: SeenGraph, component: GraphComponent) -> Object:
     progress = plan.progress[component.name]
     return {
         "componentKind": "StatefulSet" if component.nodes > 1 else "Deployment",

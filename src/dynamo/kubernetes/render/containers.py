@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dynamo.kubernetes.graph import Component
+from dynamo.kubernetes.graph import GraphComponent
 from dynamo.kubernetes.graph.graph import MAIN
 from dynamo.kubernetes.render.target import RenderTarget
 
@@ -22,7 +22,7 @@ _OWN_NODES = ("--num-nodes", "--nnodes", "--node-rank", "--dist-init-addr")
 Object = dict[str, Any]
 
 
-def main_container(target: RenderTarget, component: Component, grace: int) -> Object:
+def main_container(target: RenderTarget, component: GraphComponent, grace: int) -> Object:
     given = dict(component.main)
     found = {"name": MAIN, "image": given["image"], **given}
     _fill_command(found, component)
@@ -39,7 +39,7 @@ def main_container(target: RenderTarget, component: Component, grace: int) -> Ob
     return found
 
 
-def sidecar_frontend(target: RenderTarget, component: Component, container: Mapping[str, Any], grace: int) -> Object:
+def sidecar_frontend(target: RenderTarget, container: Mapping[str, Any], grace: int) -> Object:
     """A frontend beside a worker in its pod."""
     found = dict(container)
     if not found.get("command"):
@@ -49,7 +49,9 @@ def sidecar_frontend(target: RenderTarget, component: Component, container: Mapp
     return found
 
 
-def variables(target: RenderTarget, component: Component, own: Iterable[Object] | None, grace: int) -> list[Object]:
+def variables(
+    target: RenderTarget, component: GraphComponent, own: Iterable[Object] | None, grace: int
+) -> list[Object]:
     """What the type needs, then the graph's, then the component's: a later one wins."""
     added = [
         *_pod_variables(target),
@@ -96,7 +98,7 @@ def _frontend_variables(target: RenderTarget, grace: int) -> list[Object]:
     return found
 
 
-def _fill_command(container: Object, component: Component) -> None:
+def _fill_command(container: Object, component: GraphComponent) -> None:
     if not container.get("command"):
         if component.type == "frontend":
             container["command"] = ["python3", "-m", "dynamo.frontend"]
@@ -126,7 +128,7 @@ def with_nodes(container: Object, leader: str, nodes: int) -> Object:
     return found
 
 
-def takes_nodes(component: Component) -> bool:
+def takes_nodes(component: GraphComponent) -> bool:
     """Whether `with_nodes` knows the command, or its author wrote the flags."""
     given = dict(component.main)
     return with_nodes(given, "leader", 2) != given or any(
@@ -134,7 +136,7 @@ def takes_nodes(component: Component) -> bool:
     )
 
 
-def _ports(component: Component) -> list[Object]:
+def _ports(component: GraphComponent) -> list[Object]:
     ports = {
         "frontend": {"http": HTTP_PORT}, "planner": {"metrics": PLANNER_PORT},
         "epp": {"grpc": EPP_PORT, "grpc-health": EPP_HEALTH_PORT},
@@ -142,7 +144,7 @@ def _ports(component: Component) -> list[Object]:
     return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
-def _probes(component: Component) -> dict[str, Object]:
+def _probes(component: GraphComponent) -> dict[str, Object]:
     """A model may take two hours to load: until its startup probe holds, the others do not run."""
     if component.type == "epp":
         grpc = {"grpc": {"port": EPP_HEALTH_PORT, "service": "inference-extension"}, "periodSeconds": 5}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo.kubernetes.graph import Component
+from dynamo.kubernetes.graph import GraphComponent
 from dynamo.kubernetes.render.containers import EPP_PORT, HTTP_PORT, PLANNER_PORT, SYSTEM_PORT, with_nodes
 from dynamo.kubernetes.render.pods import pod_template, selector
 from dynamo.kubernetes.render.rights import rights
@@ -29,7 +29,7 @@ def render(target: RenderTarget) -> list[Object]:
     ]
 
 
-def component_objects(target: RenderTarget, component: Component) -> list[Object]:
+def component_objects(target: RenderTarget, component: GraphComponent) -> list[Object]:
     """The Service, the workload, and a budget where more than one pod is wanted."""
     workloads = _stateful_sets(target, component) if component.nodes > 1 else [_deployment(target, component)]
     found = [_service(target, component)] if component.type else []
@@ -50,7 +50,7 @@ def plane_secret(target: RenderTarget, token: str) -> Object:
     }
 
 
-def _deployment(target: RenderTarget, component: Component) -> Object:
+def _deployment(target: RenderTarget, component: GraphComponent) -> Object:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -64,7 +64,7 @@ def _deployment(target: RenderTarget, component: Component) -> Object:
     }
 
 
-def _strategy(component: Component) -> Object:
+def _strategy(component: GraphComponent) -> Object:
     """A new pod comes before an old one goes, unless the component says otherwise."""
     annotations = component.pod_template.metadata.annotations or {}
     if annotations.get(_STRATEGY) == "Recreate" or component.type == "planner":
@@ -74,7 +74,7 @@ def _strategy(component: Component) -> Object:
     return {"type": "RollingUpdate", "rollingUpdate": numbers}
 
 
-def _stateful_sets(target: RenderTarget, component: Component) -> list[Object]:
+def _stateful_sets(target: RenderTarget, component: GraphComponent) -> list[Object]:
     """One per replica: its first pod leads, and the index of each is its rank."""
     name = target.name(component)
     found = []
@@ -103,7 +103,7 @@ def _stateful_sets(target: RenderTarget, component: Component) -> list[Object]:
     return found
 
 
-def _service(target: RenderTarget, component: Component) -> Object:
+def _service(target: RenderTarget, component: GraphComponent) -> Object:
     port_name, port = _PORTS.get(component.type, ("system", SYSTEM_PORT))
     labels = {**target.labels(component), **_DISCOVERED}
     spec: Object = {
@@ -120,7 +120,7 @@ def _service(target: RenderTarget, component: Component) -> Object:
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
-def _budget(target: RenderTarget, component: Component) -> Object:
+def _budget(target: RenderTarget, component: GraphComponent) -> Object:
     """A drained node takes one pod of a component at a time."""
     return {
         "apiVersion": "policy/v1",

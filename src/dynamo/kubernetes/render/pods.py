@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo.kubernetes.graph import Component
+from dynamo.kubernetes.graph import GraphComponent
 from dynamo.kubernetes.graph.graph import MAIN
 from dynamo.kubernetes.render.containers import main_container, sidecar_frontend
 from dynamo.kubernetes.render.rights import account_name
@@ -24,7 +24,7 @@ _SHM, _CACHE = "shared-memory", "compilation-cache"
 Object = dict[str, Any]
 
 
-def pod_template(target: RenderTarget, component: Component) -> Object:
+def pod_template(target: RenderTarget, component: GraphComponent) -> Object:
     given = component.pod_template
     spec = dict(given.spec)
     grace = spec.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
@@ -36,7 +36,7 @@ def pod_template(target: RenderTarget, component: Component) -> Object:
         spec["volumes"] = [*volumes, *(spec.get("volumes") or ())]
     spec["containers"] = [
         main if each.get("name") == MAIN
-        else sidecar_frontend(target, component, each, grace) if each.get("name") == component.frontend_sidecar
+        else sidecar_frontend(target, each, grace) if each.get("name") == component.frontend_sidecar
         else each
         for each in spec["containers"]
     ]  # fmt: skip
@@ -48,11 +48,11 @@ def pod_template(target: RenderTarget, component: Component) -> Object:
     return {"metadata": _metadata(target, component), "spec": spec}
 
 
-def selector(target: RenderTarget, component: Component) -> dict[str, str]:
+def selector(target: RenderTarget, component: GraphComponent) -> dict[str, str]:
     return {SELECTOR_LABEL: target.name(component)}
 
 
-def _metadata(target: RenderTarget, component: Component) -> Object:
+def _metadata(target: RenderTarget, component: GraphComponent) -> Object:
     given, spec = component.pod_template.metadata, target.graph.spec
     labels = {
         **(spec.labels or {}),
@@ -70,7 +70,7 @@ def _metadata(target: RenderTarget, component: Component) -> Object:
     return {"labels": labels, **({"annotations": annotations} if annotations else {})}
 
 
-def _volumes(component: Component, spec: Object, main: Object) -> tuple[list[Object], list[Object]]:
+def _volumes(component: GraphComponent, spec: Object, main: Object) -> tuple[list[Object], list[Object]]:
     """Shared memory and the compilation cache, with where they are mounted."""
     volumes: list[Object] = []
     mounts: list[Object] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo.kubernetes.graph import Component
+from dynamo.kubernetes.graph import GraphComponent
 from dynamo.kubernetes.render.target import RenderTarget
 
 Object = dict[str, Any]
@@ -30,7 +30,7 @@ def planner_rules(graph: str) -> list[Object]:
 
 
 def operator_rules() -> list[Object]:
-    """Of the operator, in each namespace that it serves."""
+    """What the operator may do in each namespace that it serves."""
     kinds = [
         "dynamographdeployments", "dynamocomponentdeployments", "dynamographdeploymentscalingadapters", "dynamomodels",
         "dynamographdeploymentrequests",
@@ -54,7 +54,7 @@ def operator_rules() -> list[Object]:
     ]
 
 
-def account_name(target: RenderTarget, component: Component) -> str:
+def account_name(target: RenderTarget, component: GraphComponent) -> str:
     """The service account of a component's pods."""
     role = _role(component)
     return f"{target.graph.name}-{role}" if role else ""
@@ -78,7 +78,7 @@ def rights(target: RenderTarget) -> list[Object]:
     return [each for role, rules in found.items() for each in _account(target, f"{target.graph.name}-{role}", rules)]
 
 
-def _role(component: Component) -> str:
+def _role(component: GraphComponent) -> str:
     if component.is_worker:
         return "worker"
     if component.type == "frontend":
@@ -86,7 +86,7 @@ def _role(component: Component) -> str:
     return component.type or "worker"
 
 
-def _shares_bookings(component: Component) -> bool:
+def _shares_bookings(component: GraphComponent) -> bool:
     """Such a frontend writes an object of its own, for the other frontends to find it."""
     main = component.main
     words = [*(main.get("command") or ()), *(main.get("args") or ())]

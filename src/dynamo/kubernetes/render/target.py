@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dynamo.kubernetes.graph import Component, Graph, GraphError
+from dynamo.kubernetes.graph import Graph, GraphComponent, GraphError
 
 LABELS = "nvidia.com/"
 GRAPH_LABEL = f"{LABELS}dynamo-graph-deployment-name"
@@ -29,7 +29,7 @@ class RenderTarget(Struct, frozen=True, kw_only=True):
     graph: Graph
     namespace: str
     generation: str = ""
-    """Of the workers; empty where Deployments are updated in place."""
+    """The one that workers belong to; empty where Deployments are updated in place."""
     manager: str = "dynamo"
     owner: Mapping[str, Any] | None = None
     replicas: Mapping[str, int] = {}
@@ -41,13 +41,13 @@ class RenderTarget(Struct, frozen=True, kw_only=True):
     def token_secret(self) -> str:
         return f"{self.graph.name}-plane"
 
-    def count(self, component: Component) -> int:
+    def count(self, component: GraphComponent) -> int:
         return self.replicas.get(component.name, component.count)
 
-    def generation_of(self, component: Component) -> str:
+    def generation_of(self, component: GraphComponent) -> str:
         return self.generation if component.is_worker else ""
 
-    def name(self, component: Component) -> str:
+    def name(self, component: GraphComponent) -> str:
         """That of the component's workload and of its Service."""
         parts = [self.graph.name.replace(".", "-"), component.name.lower(), self.generation_of(component)]
         name = "-".join(filter(None, parts))
@@ -57,7 +57,7 @@ class RenderTarget(Struct, frozen=True, kw_only=True):
                              f" (over {longest} characters); shorten its name or that of the graph")  # fmt: skip
         return name
 
-    def dynamo_namespace(self, component: Component) -> str:
+    def dynamo_namespace(self, component: GraphComponent) -> str:
         """Workers of another generation are of another namespace: prefill and decode of both do not mix.
 
         No name of Kubernetes has an underscore, so no prefix of one graph is that of another.
@@ -73,8 +73,8 @@ class RenderTarget(Struct, frozen=True, kw_only=True):
         """What the namespaces of all generations begin with; empty where there is but one."""
         return f"{self.namespace}-{self.graph.name}_".replace(".", "-") if self.generation else ""
 
-    def labels(self, component: Component | None = None) -> dict[str, str]:
-        """Of every object of the graph, or of one component."""
+    def labels(self, component: GraphComponent | None = None) -> dict[str, str]:
+        """Those that every object of the graph has, or of one component."""
         own = {MANAGED_BY: self.manager, GRAPH_LABEL: self.graph.name}
         if component is None:
             return own
