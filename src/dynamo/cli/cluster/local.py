@@ -66,8 +66,9 @@ def _spec(graph: Graph, component: GraphComponent, environ: Mapping[str, str], n
             env[name] = value
         elif name not in environ:
             notes.append(f"component '{component.name}': {name} comes from the cluster; set it here if it is needed")
-    known = {**environ, **env}
-    env = {name: _expanded(value, known) for name, value in env.items()}
+    known = dict(environ)
+    for name, value in env.items():  # one may refer to those before it
+        env[name] = known[name] = _expanded(value, known)
     words = [*(main.get("command") or _default(component)), *(main.get("args") or ())]
     words = [_expanded(word, known) for word in words]
     if words[0] in _PYTHON:
