@@ -81,24 +81,19 @@ def python_killers(count: int) -> Iterator[tuple[str, Fields]]:
 
 
 def field_killers(count: int) -> Iterator[tuple[str, Fields]]:
-    """Constraints that overflow a stack, or take all memory, in every field that carries one."""
+    """Constraints that overflow a stack, in each field of a completion that carries one."""
     for number in range(count):
+        schema = chain(1300 + number) if number % 2 else arrays(1500 + number)
         match number % 3:
             case 0:
-                schema, name = chain(1300 + number), "objects in a chain"
+                body: Fields = {"guided_json": schema}
             case 1:
-                schema, name = arrays(1500 + number), "arrays in a chain"
+                body = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
             case _:
-                rules = "".join(f'r{at}: "a" r{at + 1}\n' for at in range(6800 + number))
-                grammar = f'start: r0\n{rules}r{6800 + number}: "b"\n'
-                yield "rules in a chain", {"prompt": f"deadly {number}", "extra_body": {"guided_grammar": grammar}}
-                continue
-        if number % 2:
-            body: Fields = {"extra_body": {"guided_json": schema}}
-        else:
-            body = {"extra_body": {"response_format": {"type": "json_schema",
-                                                       "json_schema": {"name": "s", "schema": schema}}}}  # fmt: skip
-        yield name, {"prompt": f"deadly {number}", **body}
+                body = {"structured_outputs": {"json": schema}}
+        yield f"{'objects' if number % 2 else 'arrays'} in {next(iter(body))}", {
+            "prompt": f"deadly {number}", "extra_body": body,
+        }  # fmt: skip
 
 
 def chain(links: int) -> Fields:
