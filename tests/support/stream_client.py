@@ -28,8 +28,6 @@ class StreamClient:
         self.name = str(uuid.uuid4())
         self.events: list[Event] = []
         self.connections = 0
-        self.continued = False
-        """The last connection was answered by the keeper of the stream or by a new computation, not for the first time."""
         self._session = session
         self._path = path
         self._body = {**body, "stream": True}
@@ -38,6 +36,9 @@ class StreamClient:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self.ended = False
+
+    def rename(self, name: str) -> None:
+        self.name = self._headers["X-Dynamo-Stream"] = name
 
     async def open(self, url: str) -> aiohttp.ClientResponse:
         """Ask for the stream, from the beginning or after the last event."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -63,7 +64,7 @@ def checked_name(name: str) -> str:
 
 
 async def open_stream(
-    host: Host, call: HttpCall[object], request: ChatRequest | CompletionRequest
+    host: Host, call: HttpCall[Any], request: ChatRequest | CompletionRequest
 ) -> tuple[Context, ResumableStream | None]:
     """The context of a request, and its stream if the client has named one: the one that a worker keeps of that name,
     or a new one."""
@@ -87,7 +88,7 @@ def continued(name: StreamName, found: FoundStream, after: tuple[int, ...]) -> R
     return ResumableStream(name, found.request, after, continues=True, found={0: found.kept_at})
 
 
-def _check_same(begun: StreamRequest, call: HttpCall[object]) -> None:
+def _check_same(begun: StreamRequest, call: HttpCall[Any]) -> None:
     """A name stands for one request."""
     body = bytes(call.raw_body)
     same = begun.body == body or msgspec.json.decode(begun.body) == msgspec.json.decode(body)
