@@ -18,7 +18,7 @@ from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.runtime import Context
-from dynamo.serving.resumable import FoundStream, ResumableStream, StreamName, StreamRequest, find_stream
+from dynamo.serving.resumable import FoundStream, ResumableStream, StreamName, NamedRequest, find_stream
 
 NAME = "X-Dynamo-Stream"
 LAST_EVENT = "Last-Event-ID"
@@ -79,7 +79,7 @@ async def open_stream(
             _check_same(found.request, call)
             stream = continued(name, found, want.after)
         else:
-            asked = StreamRequest(call.request.path, bytes(call.raw_body), int(time.time()), name.request_id)
+            asked = NamedRequest(call.request.path, bytes(call.raw_body), int(time.time()), name.request_id)
             stream = ResumableStream(name, asked, want.after, continues=want.continues)
     return (context, None) if stream is None else (context.renamed(stream.request.request_id), stream)
 
@@ -88,7 +88,7 @@ def continued(name: StreamName, found: FoundStream, after: tuple[int, ...]) -> R
     return ResumableStream(name, found.request, after, continues=True, found={0: found.kept_at})
 
 
-def _check_same(begun: StreamRequest, call: HttpCall[Any]) -> None:
+def _check_same(begun: NamedRequest, call: HttpCall[Any]) -> None:
     """A name stands for one request."""
     body = bytes(call.raw_body)
     same = begun.body == body or msgspec.json.decode(begun.body) == msgspec.json.decode(body)

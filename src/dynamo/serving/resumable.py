@@ -30,7 +30,7 @@ ASK_SECONDS = 5.0
 """A worker that does not say within this time whether it keeps a stream is taken to have none."""
 
 
-class StreamRequest(Struct, frozen=True):
+class NamedRequest(Struct, frozen=True):
     """The request for a stream, which its worker keeps for frontends that never got it."""
 
     path: str
@@ -42,7 +42,7 @@ class StreamRequest(Struct, frozen=True):
 
 class FoundStream(Struct, frozen=True):
     kept_at: KeptAt
-    request: StreamRequest
+    request: NamedRequest
 
 
 class StreamName(Struct, frozen=True):
@@ -74,7 +74,7 @@ class ResumableStream(Struct):
     """One stream at a frontend."""
 
     name: StreamName
-    request: StreamRequest
+    request: NamedRequest
     after: tuple[int, ...] = ()
     """How many events of each choice the client has."""
     continues: bool = False
@@ -104,7 +104,7 @@ async def find_stream(name: StreamName, instances: InstanceSet, likely: Sequence
     if found is None:
         return None
     kept_at, facts = found
-    return FoundStream(kept_at, msgspec.msgpack.decode(facts.facts, type=StreamRequest))
+    return FoundStream(kept_at, msgspec.msgpack.decode(facts.facts, type=NamedRequest))
 
 
 async def find(instances: InstanceSet, claim: StreamClaim, likely: Sequence[int]) -> tuple[KeptAt, StreamFacts] | None:
