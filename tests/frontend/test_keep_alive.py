@@ -91,7 +91,7 @@ async def test_a_client_may_leave_between_comments(tmp_path: Path) -> None:
 async def test_a_stream_of_messages_begins_with_its_first_event_after_comments(tmp_path: Path) -> None:
     engine = Holding()
     async with serving(tmp_path, engine, sse_keep_alive_secs=0.01) as stack:
-        answer = await stack.session.post(f"{stack.url}/v1/messages", json={**CHAT, "max_tokens": 5, "stream": True})
+        answer = await stack.http.post(f"{stack.url}/v1/messages", json={**CHAT, "max_tokens": 5, "stream": True})
         await answer.content.readline()
         held = await engine.requests.get()
         held.sink.tokens([100])
