@@ -18,7 +18,7 @@ from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.runtime import Context
-from dynamo.serving.resumable import FoundStream, ResumableStream, StreamName, NamedRequest, find_stream
+from dynamo.serving.resumable import FoundStream, NamedRequest, ResumableStream, StreamName, find_stream
 
 NAME = "X-Dynamo-Stream"
 LAST_EVENT = "Last-Event-ID"
