@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -10,11 +11,12 @@ import aiohttp
 from msgspec import Struct
 
 How = Literal["post", "get"]
+PAUSE = 0.05
+"""Of a client between two connections."""
 
 
 class Event(Struct):
     id: str
-    """Empty for an error."""
     text: str
     """All its other lines."""
 
@@ -36,6 +38,9 @@ class StreamClient:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self.ended = False
+        self.error: str | None = None
+        """The event that ended the last connection, if it was an error."""
+        self.refused = 0
 
     def rename(self, name: str) -> None:
         self.name = self._headers["X-Dynamo-Stream"] = name
@@ -53,7 +58,7 @@ class StreamClient:
         return await self._session.post(url + self._path, json=self._body, headers=headers)
 
     async def read(self, answer: aiohttp.ClientResponse, until: Callable[[], bool] = lambda: False) -> None:
-        """Read until the end, the loss of the connection, or until enough was read."""
+        """Read until the end, an error, the loss of the connection, or until enough was read."""
         assert answer.status == 200, await answer.text()
         rest = b""
         async for data in answer.content.iter_any():
@@ -62,25 +67,31 @@ class StreamClient:
                 self._add(each.decode())
             if until():
                 return
-        self.ended = True
+        self.ended = self.error is None
 
     def _add(self, event: str) -> None:
         if event.startswith(":"):
             return
-        id, _, text = event.partition("\n") if event.startswith("id: ") else ("", "", event)
+        if not event.startswith("id: "):
+            self.error = self.error or event
+            return
+        id, _, text = event.partition("\n")
         self.events.append(Event(id.removeprefix("id: "), text))
 
-    async def whole(self, urls: Callable[[], Sequence[str]]) -> list[str]:
-        """Read to the end at one frontend after the other; `urls` says which there are now."""
+    async def whole(self, urls: Sequence[str]) -> list[str]:
+        """Read to the end, at one frontend after the other."""
         while not self.ended:
-            options = urls()
+            self.error = None
             try:
-                async with await self.open(options[self.connections % len(options)]) as answer:
+                async with await self.open(urls[self.connections % len(urls)]) as answer:
                     if answer.status in (502, 503):
-                        continue
-                    await self.read(answer)
+                        self.refused += 1
+                    else:
+                        await self.read(answer)
             except (aiohttp.ClientError, ConnectionError):
-                continue
+                pass
+            if not self.ended:
+                await asyncio.sleep(PAUSE)
         return self.texts
 
     @property
