@@ -49,7 +49,7 @@ class Steps:
         self.ahead = (arguments.get("speculative_num_draft_tokens") or 1) - 1
         """Tokens that are guessed at a time."""
         self.draft_tokens = self.accepted_tokens = 0
-        """Of requests that have ended."""
+        """They count the requests that have ended."""
         watched = [f"--{name.replace('_', '-')}" for name in _WATCHED if arguments.get(name)]
         if not are_readable():
             log.warning("the steps of this version of SGLang cannot be read: every token costs more CPU time")

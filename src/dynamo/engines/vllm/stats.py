@@ -87,7 +87,7 @@ class LoadReports:
         self._listener: LoadListener | None = None
         self._used: dict[int, int] = {}
         self._guessed: dict[int, tuple[int, int]] = {}
-        """Of each rank since the start: tokens that were guessed, and those of them that were right."""
+        """The tokens that each rank has guessed since the start, and those of them that were right."""
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self, listener: LoadListener) -> None:
