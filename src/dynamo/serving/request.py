@@ -196,6 +196,7 @@ class ModelRequest(Generic[RequestT]):
                 resumes_guided=self.model.resumes_guided,
                 beside=self.model.handoffs.begin if self.model.handoffs else alone,
                 suspects=self.model.suspects,
+                tenant=context.tenant,
                 claim=stream.claim(index) if stream else None,
                 kept_at=kept_at,
             ),
