@@ -11,7 +11,7 @@ ADVISORIES := https://pypi.org/pypi/pip/json
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: run docs site test test-wheel test-extras test-kubernetes test-repeat coverage lock test-deep test-fair poison test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
+.PHONY: run docs site test test-wheel test-extras test-kubernetes test-repeat coverage lock test-deep test-fair fuzz poison test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -51,6 +51,10 @@ test-deep: $(DEV)
 # The bound of fairness: a million random histories over one to four frontends, some hours.
 test-fair: $(DEV)
 	$(BIN)/python benchmarks/fair_bound.py --histories $(or $(HISTORIES),1000000) --processes $$(nproc)
+
+# Every parser of bytes from outside, with new mutations for SECONDS; what breaks one is kept in tests/fuzz/kept.
+fuzz: $(DEV)
+	$(BIN)/python -W ignore tests/fuzz/longer.py --seconds $(or $(SECONDS),3600)
 
 # Deadly requests of one key beside the ordinary ones of another, with real processes: half an hour.
 poison: $(DEV)
