@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,12 +38,12 @@ from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.body_shape import BodyLimits, check_shape
 from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.completions import CompletionRequest
-from dynamo.protocols.errors import DynamoException, StartError
+from dynamo.protocols.errors import DynamoException, ProtocolError, StartError
 from dynamo.protocols.long_strings import decode_in_steps
 from dynamo.protocols.planner import PlannerReport
 from dynamo.runtime import records
 from dynamo.runtime.names import EndpointId
-from dynamo.runtime.plane.frames import FrameDecoder, ProtocolError
+from dynamo.runtime.plane.frames import FrameDecoder
 from dynamo.serving.exchange import FrontendReport
 
 KEPT = Path(__file__).with_name("kept")
@@ -62,7 +62,7 @@ def body(kind: Any, check: Callable[[Any], object]) -> Parser:
     decoder: BodyDecoder[Any] = BodyDecoder(kind)
 
     def read(data: bytes, folder: Path) -> object:
-        def steps() -> Iterator[None]:
+        def steps() -> Generator[None, None, Any]:
             spans = yield from check_shape(data, BodyLimits())
             return (yield from decode_in_steps(decoder, data, spans, []))
 
@@ -71,7 +71,7 @@ def body(kind: Any, check: Callable[[Any], object]) -> Parser:
     return Parser(read)
 
 
-def _result(steps: Iterator[None]) -> Any:
+def _result(steps: Generator[None, None, Any]) -> Any:
     while True:
         try:
             next(steps)
