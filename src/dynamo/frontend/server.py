@@ -80,6 +80,7 @@ class Server:
             config.migration_limit,
             config.migration_max_seq_len,
             config.model_restart_secs,
+            config.model_wait_secs,
         )
         self._siblings = siblings
         self._tracing = tracing

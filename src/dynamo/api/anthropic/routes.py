@@ -22,7 +22,7 @@ async def messages(host: Host, call: HttpCall[MessagesRequest]) -> web.StreamRes
     chat = anthropic_to_chat(body)
     call.warn("tools that run at Anthropic", hosted_tools(body))
     validate_chat(chat)
-    conversation = Conversation(host.models.get(chat.model), chat, call.context(chat), call.record)
+    conversation = Conversation(await host.models.arrive(chat.model), chat, call.context(chat), call.record)
     try:
         await conversation.prepare()
         id = f"msg_{conversation.context.id().replace('-', '')}"

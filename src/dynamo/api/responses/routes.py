@@ -45,7 +45,7 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
         host.state.of(call.owner).background.check(body)
     try:
         validate_chat(chat)
-        conversation = Conversation(host.models.get(chat.model), chat, call.context(chat), call.record)
+        conversation = Conversation(await host.models.arrive(chat.model), chat, call.context(chat), call.record)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
     handed_over = False
