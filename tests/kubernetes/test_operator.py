@@ -93,12 +93,7 @@ def test_no_request_is_lost_while_workers_and_frontends_are_replaced(cluster: Cl
     with cluster.asking(operated, "aggregated-frontend") as asking:
         asking.more(50)
         before = generations(cluster, operated)
-        changed = aggregated(workers=2)
-        # Another model card: workers of both must not be mixed.
-        changed["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]["command"] += [
-            "--context-length",
-            "512",
-        ]
+        changed = aggregated(workers=2, DYN_LOG="info,dynamo=debug")
         cluster.apply(json.dumps(changed), operated)
         until_sync(lambda: rolled(cluster, operated, before))
         until_ready(cluster, operated, "aggregated")

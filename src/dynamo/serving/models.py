@@ -53,8 +53,8 @@ class Models:
         """`migration_limit` replaces that of the models' cards.
 
         A model whose last worker left is said to be restarting for `restart_seconds`; then it does not exist. Requests
-        for a model that loads or restarts wait up to `wait_seconds`. With `exchange`, this frontend and others tell each
-        other whom they serve and which requests end workers.
+        for a model that loads or restarts wait up to `wait_seconds`. With `exchange`, this frontend and others tell
+        each other whom they serve and which requests end workers.
         """
         self._migration_limit = migration_limit
         self._migration_max_seq_len = migration_max_seq_len

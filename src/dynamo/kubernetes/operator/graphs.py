@@ -92,9 +92,9 @@ class GraphController:
             told = "; ".join(map(str, errors.exceptions))
             await self._reporter.status(GRAPHS, seen.object, failed_status(seen, "refused", told))
             # What was refused stays so until the graph changes; a server in trouble is asked again.
-            for error in errors.exceptions:
-                if not isinstance(error, ApiRefusal):
-                    raise error from None
+            for each in errors.exceptions:
+                if not isinstance(each, ApiRefusal):
+                    raise each from None
             return
         await self._reporter.status(GRAPHS, seen.object, graph_status(plan, seen))
         await self._report_adapters(plan, seen)
