@@ -82,6 +82,7 @@ class Server:
             config.migration_limit,
             config.migration_max_seq_len,
             config.model_restart_secs,
+            config.model_wait_secs,
             # With the KV router a frontend hears the workers' events anyway.
             exchange=callers.share_workers or config.router.mode == "kv",
         )

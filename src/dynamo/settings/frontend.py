@@ -169,6 +169,10 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--model-restart-secs", "DYN_MODEL_RESTART_SECS",
         "time a model without workers is answered with 503, as restarting, before it is 404", "SECONDS",
         NETWORK)] = 60.0
+    model_wait_secs: Annotated[float, Seconds, Setting(
+        "--model-wait-secs", "DYN_MODEL_WAIT_SECS",
+        "time a request waits for a worker of a model that loads or restarts, which is then listed too",
+        "SECONDS", NETWORK)] = 0.0
     metrics_prefix: Annotated[str, Setting(
         "--metrics-prefix", "DYN_METRICS_PREFIX", "prefix of the metrics' names", "PREFIX",
         METRICS)] = "dynamo_frontend"

@@ -24,7 +24,7 @@ async def messages(host: Host, call: HttpCall[MessagesRequest]) -> web.StreamRes
     chat = anthropic_to_chat(body)
     call.warn("tools that run at Anthropic", hosted_tools(body))
     validate_chat(chat)
-    model = host.models.get(chat.model)
+    model = await host.models.arrive(chat.model)
     context, named = await open_stream(host, call, chat)
     conversation = Conversation(model, chat, context, call.record, stream=named)
     try:

@@ -46,7 +46,7 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
         host.state.of(call.owner).background.check(body)
     try:
         validate_chat(chat)
-        model = host.models.get(chat.model)
+        model = await host.models.arrive(chat.model)
         context, named = await open_stream(host, call, chat)
         conversation = Conversation(model, chat, context, call.record, stream=named)
     except InvalidRequest as error:
