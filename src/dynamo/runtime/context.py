@@ -8,7 +8,7 @@ import secrets
 import uuid
 from collections.abc import Callable
 
-from dynamo.protocols.engine import Tenant
+from dynamo.protocols.engine import Session, Tenant
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
@@ -17,8 +17,8 @@ class Context:
     """`stop_generating` asks for an early but orderly end; `kill` says that the caller is gone."""
 
     __slots__ = (
-        "_id", "_killed", "_listeners", "_span_id", "_stopped", "metadata", "stopped_by_caller", "tenant",
-        "traceparent",
+        "_id", "_killed", "_listeners", "_span_id", "_stopped", "metadata", "session", "stopped_by_caller",
+        "tenant", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -30,6 +30,8 @@ class Context:
         self._span_id: str | None = None
         self.tenant: Tenant | None = None
         """Where requests wait, on whose behalf this one is made. It stays in this process."""
+        self.session: Session | None = None
+        """The conversation that it is a turn of. It stays in this process too."""
         self._stopped = False
         self._killed = False
         self.stopped_by_caller = False
@@ -98,7 +100,7 @@ class Context:
     def detached(self, id: str | None = None) -> Context:
         """A context with the same metadata and trace that is stopped and killed separately."""
         context = Context(id, dict(self.metadata), traceparent=self.traceparent)
-        context.tenant = self.tenant
+        context.tenant, context.session = self.tenant, self.session
         return context
 
     def received(self) -> Context:

@@ -165,7 +165,7 @@ class ModelRequest(Generic[RequestT]):
     async def _deliver(self, request: object, context: Context, sink: Sink, prompt_tokens: int = 0) -> None:
         router = self.model.router
         delivery = Delivery(
-            partial(router.place, group=self._group, tenant=context.tenant),
+            partial(router.place, group=self._group, tenant=context.tenant, session=context.session),
             router.instances,
             request,
             context,

@@ -45,7 +45,7 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
         host.state.of(call.owner).background.check(body)
     try:
         validate_chat(chat)
-        conversation = Conversation(host.models.get(chat.model), chat, call.context(chat), call.record)
+        conversation = Conversation(host.models.get(chat.model), chat, call.context(chat, turn.session), call.record)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
     handed_over = False
@@ -55,6 +55,8 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
         except InvalidRequest as error:
             raise with_responses_names(error) from None
         id = f"resp_{conversation.context.id().replace('-', '')}"
+        if body.store:
+            call.begins(conversation.context, id)
         if body.background:
             stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
             run = BackgroundRun(body, turn, conversation, stream, call.record)

@@ -15,6 +15,7 @@ from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, Migr
 from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
 from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
+from dynamo.protocols.engine import Session
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
 from dynamo.router.delivery.delivery import Delivery
 
@@ -29,8 +30,8 @@ class RequestRecord:
 
     __slots__ = (
         "_all", "_deliveries", "_error", "_first_token", "_meters", "_model", "_model_known", "_routing_began",
-        "embeds", "endpoint", "is_probe", "method", "outcome", "path", "payload", "request_id", "span", "started",
-        "stream", "traceparent",
+        "embeds", "endpoint", "is_probe", "method", "outcome", "path", "payload", "request_id", "session", "span",
+        "started", "stream", "traceparent", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,9 @@ class RequestRecord:
         self.span: Any = None
         self.outcome: asyncio.Future[int] | None = None
         """Set for a request that goes on after its answer: the status with which it will end."""
+        self.session: Session | None = None
+        self.turn = 0
+        """The number of this turn in its session, once it has ended."""
         self.payload: CapturedPayload | None = None
         self._all = metrics
         self._model: ModelMetrics | None = None
@@ -63,6 +67,11 @@ class RequestRecord:
         self._model_known = self._routing_began = self._first_token = 0.0
         self._meters: list[StreamMeter] = []
         self._deliveries: list[Delivery] = []
+
+    @property
+    def age(self) -> float:
+        """Seconds since it arrived."""
+        return perf_counter() - self.started
 
     def go_on(self) -> asyncio.Future[int]:
         """The request ends when this future gets its status, not when it is answered."""
@@ -271,6 +280,8 @@ class RequestRecord:
             about = f" model={self.model} worker={workers} {tokens} ttft={first}"
             if prefills := self.prefills:
                 about += f" prefill={','.join(prefills)}"
+        if self.session and (self.session.named or self.turn > 1):
+            about += f" session={one_line(self.session.id[:64])} turn={self.turn}"
         if error := self.error:
             about += f" error={one_line(error.message)!r}"
         if left_out:

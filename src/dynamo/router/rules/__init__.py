@@ -20,7 +20,7 @@ class Prompt(Struct, frozen=True, kw_only=True):
     number: int = 0
     """How many prompts this router has placed before."""
     session: str = ""
-    """Empty where it is not known."""
+    """Its id; empty where it is not known."""
 
 
 class Worker(Struct, frozen=True):
@@ -47,6 +47,8 @@ class Worker(Struct, frozen=True):
     """Most tokens of one step."""
     recent_tokens: float
     """Prompt tokens sent there, of which half are forgotten every minute."""
+    session_tokens: int = 0
+    """Of the last turn of the prompt's session, if that ran there and sessions are followed."""
 
 
 Rule = Callable[[Prompt, Sequence[Worker]], Sequence[float] | int]
