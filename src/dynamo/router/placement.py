@@ -105,7 +105,7 @@ class Placement:
         self.cached_tokens: int | None = None
         """How much of its prompt was cached, as the worker said at the end."""
         self.turn: SessionTurn | None = None
-        """Of a session that keeps to a worker."""
+        """Its part in a session that keeps to a worker."""
         self.computed = False
         self.released = False
 

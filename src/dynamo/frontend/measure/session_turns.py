@@ -24,15 +24,15 @@ class SessionTurns(Struct):
     """When the last turn ended, in seconds since 1970."""
     turns: int = 0
     worker: int | None = None
-    """Of the last turn."""
+    """The one of the last turn."""
     prompt_tokens: int = 0
-    """Of the last turn."""
+    """The length of the last prompt."""
     input_tokens: int = 0
     cached_tokens: int = 0
     pause: float = 0.0
     """Seconds between turns; later ones count more."""
     shares: bytes = b""
-    """Of the last turns, the percentage of the prompt that was cached."""
+    """The percentage of the prompt that was cached, for each of the last turns."""
 
 
 class Sessions:

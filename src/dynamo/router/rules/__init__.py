@@ -48,7 +48,7 @@ class Worker(Struct, frozen=True):
     recent_tokens: float
     """Prompt tokens sent there, of which half are forgotten every minute."""
     session_tokens: int = 0
-    """Of the last turn of the prompt's session, if that ran there and sessions are followed."""
+    """What the last turn of the prompt's session left there, if it ran there and sessions keep to workers."""
 
 
 Rule = Callable[[Prompt, Sequence[Worker]], Sequence[float] | int]

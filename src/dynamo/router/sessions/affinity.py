@@ -23,7 +23,7 @@ class Binding(Struct):
     """When it came there, in seconds since 1970."""
     idle_since: float
     tokens: int = 0
-    """Of its last turn there, prompt and answer."""
+    """The length of its last turn there, prompt and answer."""
     moves: int = 0
     running: int = 0
     """Turns under way, of this router."""

@@ -21,7 +21,7 @@ def key_of(session: Session) -> Key:
     return session.owner, blake2b(session.id.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
-class _Owned(Generic[V]):
+class _OwnersLine(Generic[V]):
     """The sessions of one API key, those used longest ago first."""
 
     __slots__ = ("often", "once")
@@ -41,7 +41,7 @@ class SessionTable(Generic[V]):
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most = most
-        self._owners: dict[str, _Owned[V]] = {}
+        self._owners: dict[str, _OwnersLine[V]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class SessionTable(Generic[V]):
             self._drop_one()
         owned = self._owners.get(key[0])
         if owned is None:
-            owned = self._owners[key[0]] = _Owned()
+            owned = self._owners[key[0]] = _OwnersLine()
         owned.once[key[1]] = value
         self._count += 1
 
