@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dynamo.frontend.fleet import Document
-from dynamo.frontend.measure.session_turns import Sessions, SessionTurns
+from dynamo.frontend.measure.session_turns import SessionHistory, SessionTurns
 
 
-def session_rows(sessions: Sessions) -> Document:
+def session_rows(sessions: SessionHistory) -> Document:
     return {f"{owner[:8]}/{digest.hex()}": _row(turns) for (owner, digest), turns in sessions.recent.items()}
 
 

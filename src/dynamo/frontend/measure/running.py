@@ -10,7 +10,7 @@ from time import perf_counter
 from dynamo.api.openai.trace_payload import PayloadCapture
 from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.frontend.measure.request_record import RequestRecord
-from dynamo.frontend.measure.session_turns import Sessions
+from dynamo.frontend.measure.session_turns import SessionHistory
 from dynamo.protocols.errors import DynamoException, ResourceExhausted
 
 REFUSED = frozenset((401, 429, 503, 529))
@@ -50,7 +50,7 @@ class RunningRequests:
         """
         self.metrics = metrics
         self.payloads = payloads
-        self.sessions = Sessions()
+        self.sessions = SessionHistory()
         self._on_end = on_end
         self._refusals = RejectionLog()
         self._records: dict[RequestRecord, None] = {}

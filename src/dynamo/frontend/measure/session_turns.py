@@ -35,7 +35,7 @@ class SessionTurns(Struct):
     """The percentage of the prompt that was cached, for each of the last turns."""
 
 
-class Sessions:
+class SessionHistory:
     """All sessions of this process that are remembered."""
 
     def __init__(self) -> None:
