@@ -116,7 +116,10 @@ class Gate:
         for dialect in self._dialects.values():
             if dialect.request_id and (request.get(DIALECT) is dialect or dialect.is_of(request)):
                 response.headers[dialect.request_id] = response.headers["x-request-id"]
-        if warnings := request.get(headers.WARNINGS):
+        warnings = request.get(headers.WARNINGS, ())
+        if record and record.change:
+            warnings = (*warnings, str(record.change))
+        if warnings:
             response.headers[headers.WARNING] = "; ".join(warnings)
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"

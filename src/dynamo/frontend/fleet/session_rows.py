@@ -21,6 +21,8 @@ def _row(session: SessionTurns) -> Document:
         "cached_percent": list(session.shares),
         "time": round(session.ended, 3),
     }
+    if session.changed:
+        row["changed"] = session.changed
     if session.parent:
         row["parent"] = session.parent
     if session.worker is not None:

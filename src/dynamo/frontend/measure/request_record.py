@@ -12,6 +12,7 @@ from aiohttp import web
 
 from dynamo.api.openai.trace_payload import CapturedPayload
 from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, MigratedRequest, ModelMetrics
+from dynamo.frontend.measure.prompt_changes import Decode, PromptChange
 from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
 from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
@@ -30,8 +31,8 @@ class RequestRecord:
 
     __slots__ = (
         "_all", "_deliveries", "_error", "_first_token", "_meters", "_model", "_model_known", "_routing_began",
-        "embeds", "endpoint", "is_probe", "method", "outcome", "path", "payload", "request_id", "session", "span",
-        "started", "stream", "traceparent", "turn",
+        "change", "embeds", "endpoint", "is_probe", "method", "outcome", "path", "payload", "request_id", "session",
+        "span", "started", "stream", "traceparent", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +61,8 @@ class RequestRecord:
         self.session: Session | None = None
         self.turn = 0
         """The number of this turn in its session, once it has ended."""
+        self.change: PromptChange | None = None
+        """Where its prompt differs from that of an earlier turn, if that cost cached tokens."""
         self.payload: CapturedPayload | None = None
         self._all = metrics
         self._model: ModelMetrics | None = None
@@ -91,6 +94,14 @@ class RequestRecord:
         for count, family in ((images, self._all.images), (audio, self._all.audio)):
             if count:
                 family.at(self.model).observe(count)
+
+    def prepared(self, session: Session, token_ids: Sequence[int], decode: Decode) -> None:
+        counts = self._all
+        self.change = change = counts.changes.examine(session, self.model, token_ids, decode)
+        if change:
+            counts.prompt_changes.at(self.model, change.cause).value += 1
+            counts.prompt_change_tokens.at(self.model, change.cause).value += change.lost_tokens
+            log.warning("session %s: %s [%s]", one_line(session.id), change, self.request_id)
 
     def delivering(self, delivery: Delivery, prompt_tokens: int = 0) -> None:
         assert self._model

@@ -31,6 +31,8 @@ class SessionTurns(Struct):
     cached_tokens: int = 0
     pause: float = 0.0
     """Seconds between turns; later ones count more."""
+    changed: str = ""
+    """What the last turn had lost of its cache by a change of the prompt."""
     shares: bytes = b""
     """The percentage of the prompt that was cached, for each of the last turns."""
 
@@ -68,6 +70,7 @@ class SessionHistory:
         known.input_tokens += prompt
         known.cached_tokens += cached
         known.shares = (known.shares + bytes((100 * cached // prompt if prompt else 0,)))[-TURNS_SHOWN:]
+        known.changed = str(record.change) if record.change else ""
         record.turn = known.turns
         self.recent.pop(key, None)
         self.recent[key] = known

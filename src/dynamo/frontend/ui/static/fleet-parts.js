@@ -140,7 +140,7 @@ export class Sessions {
       text((row) => amount(row.turns), "number"),
       text((row) => (row.pause_s === undefined ? "–" : duration(row.pause_s * 1000)), "number"),
       text((row) => amount(row.prompt_tokens), "number"),
-      text((row) => (row.cached_percent ?? []).map((share) => `${Number(share)} %`).join(" ")),
+      text((row) => (row.cached_percent ?? []).map((share) => `${Number(share)} %`).join(" ") + (row.changed ? `: ${brief(row.changed, 200)}` : "")),
     ]);
   }
 
