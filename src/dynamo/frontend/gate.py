@@ -78,7 +78,10 @@ class Gate:
                         self._requests.run(record)
                     response = await route.handler(self._frontend, HttpCall(request, record, body, raw_body))
                 status = response.status
-                record.stream |= not isinstance(response, web.Response)
+                if not isinstance(response, web.Response):
+                    record.stream = True
+                elif timing := record.server_timing():
+                    response.headers["Server-Timing"] = timing
             except asyncio.CancelledError:
                 self._client_left(request, record)
                 raise

@@ -193,6 +193,14 @@ class RequestRecord:
         ends = [*(began for _, began in reached[1:]), perf_counter()]
         return [(name, began, ended) for (name, began), ended in zip(reached, ends, strict=True)]
 
+    def server_timing(self) -> str | None:
+        """The header `Server-Timing` of a whole answer: this server's time, and the workers'; None without a worker."""
+        placed = self._deliveries[0].history.placed_at if self._deliveries else 0.0
+        if not placed:
+            return None
+        here, there = (placed - self.started) * 1e3, (perf_counter() - placed) * 1e3
+        return f"dynamo;dur={here:.2f}, engine;dur={there:.2f}"
+
     @property
     def request_type(self) -> str:
         return "stream" if self.stream else "unary"
