@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 import xxhash
 
@@ -42,15 +41,18 @@ def named_session(headers: Headers, owner: str) -> tuple[Session | None, list[st
 
 def guessed_session(messages: Sequence[Message], owner: str) -> Session:
     """By the system's messages and the first of the user: these begin every later prompt of a conversation too."""
-    digest = xxhash.xxh3_64()
-    opening = [*takewhile(lambda each: each.role in ("system", "developer"), messages)]
-    for message in messages[: len(opening) + 1]:
-        content = message.content or ""
-        parts = [content] if isinstance(content, str) else [one.text for one in content if isinstance(one, TextPart)]
-        for part in parts:
-            digest.update(part.encode("utf-8", "surrogatepass"))
-        digest.update(b"\0")
-    return Session(f"prompt-{digest.hexdigest()}", owner, named=False)
+    opening = []
+    for message in messages:
+        content = message.content
+        if isinstance(content, str):
+            opening.append(content)
+        elif content:
+            opening += [part.text for part in content if isinstance(part, TextPart)]
+        opening.append("\0")
+        if message.role not in ("system", "developer"):
+            break
+    digest = xxhash.xxh3_64_hexdigest("".join(opening).encode("utf-8", "surrogatepass"))
+    return Session(f"prompt-{digest}", owner, named=False)
 
 
 def _is_id(text: str) -> bool:

@@ -12,6 +12,8 @@ from dynamo.router.sessions.table import Key, SessionTable, key_of
 LONGEST_SHOWN = 64
 """Characters of an id that are kept."""
 TURNS_SHOWN = 16
+MOST_REMEMBERED = 16_384
+"""Turns are counted for people: fewer sessions than the routers bind."""
 RECENT = 24
 """Sessions shown: those whose turns ended last."""
 
@@ -43,7 +45,7 @@ class SessionHistory:
     def __init__(self) -> None:
         self.recent: dict[Key, SessionTurns] = {}
         """The one that was used last comes last."""
-        self._all: SessionTable[SessionTurns] = SessionTable()
+        self._all: SessionTable[SessionTurns] = SessionTable(MOST_REMEMBERED)
 
     def __len__(self) -> int:
         return len(self._all)

@@ -18,7 +18,9 @@ Key = tuple[str, bytes]
 
 
 def key_of(session: Session) -> Key:
-    return session.owner, blake2b(session.id.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    id = session.id.encode("utf-8", "surrogateescape")
+    # A guessed id is a digest already.
+    return session.owner, blake2b(id, digest_size=16).digest() if session.named else id
 
 
 class _OwnersLine(Generic[V]):
