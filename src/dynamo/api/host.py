@@ -149,6 +149,8 @@ class Host(Protocol):
     models: Models
     state: KeptState
     """What is kept between requests, apart for each API key."""
+    strips_preamble: bool
+    """The line that Claude Code writes for Anthropic's billing is left out of prompts."""
     payloads: PayloadCapture | None
     """Where request traces keep what chats said."""
 

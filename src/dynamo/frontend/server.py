@@ -98,6 +98,7 @@ class Server:
             runtime.inspection,
             runtime.events,
             siblings,
+            strips_preamble=config.strip_anthropic_preamble,
         )
         add_tables(runtime.inspection, self._frontend)
         self._gate = Gate(self._frontend, config, tracing)

@@ -42,12 +42,15 @@ class Frontend(Host):
         inspection: Inspection,
         events: EventPlane,
         siblings: Siblings | None = None,
+        *,
+        strips_preamble: bool = False,
     ) -> None:
         self.callers = callers
         self.inspection = inspection
         self.models = models
         self.requests = requests
         self.payloads = requests.payloads
+        self.strips_preamble = strips_preamble
         self.started = False
         """All that requests need is there."""
         self.draining = False

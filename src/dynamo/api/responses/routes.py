@@ -47,7 +47,7 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
     try:
         validate_chat(chat)
         model = await host.models.arrive(chat.model)
-        context, named = await open_stream(host, call, chat)
+        context, named = await open_stream(host, call, chat, turn.session)
         conversation = Conversation(model, chat, context, call.record, stream=named)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
@@ -58,6 +58,8 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
         except InvalidRequest as error:
             raise with_responses_names(error) from None
         id = f"resp_{conversation.context.id().replace('-', '')}"
+        if body.store:
+            call.begins(conversation.context, id)
         if body.background:
             stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
             run = BackgroundRun(body, turn, conversation, stream, call.record)
