@@ -36,6 +36,7 @@ from dynamo.engines.llamacpp.tier_setup import open_tiers, weights_digest
 from dynamo.engines.registry import EngineSpec
 from dynamo.kv.block_names import BlockNames
 from dynamo.model import HubConfig, LoadedModel, ModelError, build_card, open_card
+from dynamo.model.gguf import read_gguf
 from dynamo.protocols.card import ModelInput, ModelType, WorkerType
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException, EngineDied, EngineShutdown, InvalidArgument, from_exception
@@ -245,6 +246,7 @@ class LlamaCppEngine:
             threads=args.threads(self._file),
             gpu_layers=args.n_gpu_layers,
             cache_type=args.cache_type,
+            vocabulary=self._vocabulary_from_elsewhere(described),
         )
         if args.disaggregation_mode != "agg" and not decoder.rewinds:
             decoder.close()
@@ -257,6 +259,16 @@ class LlamaCppEngine:
         self._vocab_size = decoder.vocab_size
         self._guides = Guides("llamacpp", described.tokenizer, decoder.vocab_size, described.eos_token_ids)
         return decoder
+
+    def _vocabulary_from_elsewhere(self, described: LoadedModel) -> tuple[str, int] | None:
+        """Architecture and number of tokens where the file lacks a tokenizer and --model-config gives it."""
+        if self._spec.model_config is None:
+            return None
+        metadata = read_gguf(self._file).metadata
+        if "tokenizer.ggml.model" in metadata:
+            return None
+        architecture = str(metadata.get("general.architecture"))
+        return architecture, int(metadata.get(f"{architecture}.vocab_size", described.tokenizer.id_limit))
 
     def _describe(self) -> LoadedModel:
         """Tokenizer and end tokens, from the model's own files or those given with --model-config."""
