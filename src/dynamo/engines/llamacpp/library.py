@@ -62,7 +62,7 @@ class LlamaBatch(ctypes.Structure):
 _INTEGER, _TEXT = 0, 3
 
 
-class _Override(ctypes.Structure):
+class _MetadataOverride(ctypes.Structure):
     """`llama_model_kv_override`; an empty key ends a list of them."""
 
     _fields_ = (("kind", c_int32), ("key", ctypes.c_char * 128), ("_", c_int32), ("value", ctypes.c_char * 128))
@@ -130,9 +130,9 @@ def without_vocabulary(params: Params, architecture: str, vocab_size: int) -> An
         check_layout(params)
     except ModelError as error:
         raise EngineError(str(error)) from error
-    overrides = (_Override * 3)(
-        _Override(_TEXT, b"tokenizer.ggml.model", b"no_vocab"),
-        _Override(_INTEGER, f"{architecture}.vocab_size".encode(), struct.pack("<q", vocab_size)),
+    overrides = (_MetadataOverride * 3)(
+        _MetadataOverride(_TEXT, b"tokenizer.ggml.model", b"no_vocab"),
+        _MetadataOverride(_INTEGER, f"{architecture}.vocab_size".encode(), struct.pack("<q", vocab_size)),
     )
     struct.pack_into("<Q", params.raw, OVERRIDES, ctypes.addressof(overrides))
     return overrides
