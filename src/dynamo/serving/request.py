@@ -178,6 +178,7 @@ class ModelRequest(Generic[RequestT]):
                 resumes_guided=self.model.resumes_guided,
                 beside=self.model.handoffs.begin if self.model.handoffs else alone,
                 suspects=self.model.suspects,
+                tenant=context.tenant,
             ),
         )
         self._running.append((context, delivery))

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
 from msgspec import Struct
 
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Tenant
 from dynamo.protocols.errors import (
     Cancelled,
     ConnectionTimeout,
@@ -79,6 +79,8 @@ class DeliveryOptions(Struct, frozen=True, kw_only=True):
     beside: Callable[[], Companion | None] = alone
     suspects: Suspects | None = None
     """Ends a request that may have ended workers."""
+    tenant: Tenant | None = None
+    """Whose request it is."""
 
 
 class Delivery:
@@ -111,13 +113,15 @@ class Delivery:
         self._instances = instances
         self._context = context
         self._beside = options.beside()
-        self._suspicion = options.suspects.suspicion(self.request) if options.suspects else None
+        self._suspicion = options.suspects.suspicion(self.request, options.tenant) if options.suspects else None
         self._watch = options.watch or StreamWatch(StallLimits(first=0, between=0))
         self._clock = UNWATCHED
         """The clock of the current stream; while another worker computes the prompt, there is none."""
         self._cancel: CancelStream = nothing_to_cancel
         self._cancelled_for: DynamoException | None = None
         """Why the current stream is being cancelled here, rather than by the client."""
+        self._hung = False
+        """The current worker is taken to be hung."""
         self._backoff: RequestBackoff | None = None
         """The back-off of the wait under way, which ends with the first output."""
         self._starting: asyncio.Task[Any] | None = None
@@ -167,9 +171,10 @@ class Delivery:
         request = progress.request
         if progress.generated:
             request = progress.next_request(resumes_guided=self._options.resumes_guided())
-        placement = await instances.reach(
-            partial(self._place, request), progress.excluded, pinned=progress.pinned, last=lost
-        )
+        place: Callable[..., Awaitable[Placement]] = partial(self._place, request)
+        if self._suspicion and not progress.pinned and (shunned := self._suspicion.shunned()):
+            place = partial(self._place_apart, request, shunned, self._suspicion.must_shun)
+        placement = await instances.reach(place, progress.excluded, pinned=progress.pinned, last=lost)
         self.placement = placement
         self.history.placed_at = self.history.placed_at or perf_counter()
         progress.sent()
@@ -196,6 +201,13 @@ class Delivery:
             return error
         return None
 
+    async def _place_apart(
+        self, request: Any, shunned: Collection[int], always: bool, *, avoid: Collection[int]
+    ) -> Placement:
+        """Avoid these workers too, unless there are no others; `always`: even then."""
+        apart = {*avoid, *shunned}
+        return await self._place(request, avoid=apart if always or self._instances.routable(apart) else avoid)
+
     def _pause(self) -> float | None:
         """How long to wait for an instance; None to give up."""
         if self._backoff is None:
@@ -216,12 +228,14 @@ class Delivery:
         if hung:
             assert self.placement
             self._instances.inhibit(self.placement.instance_id)
+        self._hung = hung
         self._cancel_for(error)
 
     def unheard(self, error: ConnectionTimeout) -> None:
         assert self.placement
         self._instances.inhibit(self.placement.instance_id)
         if self.progress.may_move:
+            self._hung = True
             self._cancel_for(error)
 
     def abort(self, error: DynamoException) -> None:
@@ -299,19 +313,27 @@ class Delivery:
         assert self.placement
         instance_id = self.placement.instance_id
         error = self._cancelled_for or error
-        may_be_the_cause = self.progress.prompt_pending and is_loss(error)
-        self._release(lost=may_be_the_cause)
+        lost, self._hung = is_loss(error) or self._hung, False
+        pending, suspicion = self.progress.prompt_pending, self._suspicion
+        self._release(lost=lost)
         if error.is_engine_fault:
             self._instances.request_failed(instance_id)
         if self._context.is_stopped():
+            if suspicion:
+                suspicion.settled()
             self._give_up(error, "cancelled")
             return
         if error.migratable and not isinstance(error, WorkerBusy):
             self._instances.inhibit(instance_id)
-        if may_be_the_cause and self._suspicion and (verdict := self._suspicion.worker_lost(instance_id)):
-            self._give_up(verdict, "failure")
-            return
-        match self.progress.broken(error, instance_id):
+        free = False
+        if lost and suspicion:
+            generated = len(self.progress.generated or ())
+            verdict = suspicion.worker_lost(instance_id, generated=None if pending else generated)
+            if verdict and not self.progress.complete:
+                self._give_up(verdict, "failure")
+                return
+            free = suspicion.explained(instance_id)
+        match self.progress.broken(error, instance_id, free=free):
             case Next.End:
                 self.sink.end()
                 return
