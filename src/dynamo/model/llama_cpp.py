@@ -82,7 +82,7 @@ def open_library(more: Signatures) -> Any:
         log.warning("%s %s was not tried with this build, which knows %s*", PACKAGE, version, KNOWN)
     try:
         loaded = ctypes.CDLL(str(files[0]))
-        for name, (result, arguments) in (_SIGNATURES | dict(more)).items():
+        for name, (result, arguments) in {**_SIGNATURES, **more}.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:

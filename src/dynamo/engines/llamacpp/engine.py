@@ -98,12 +98,17 @@ class LlamaCppEngine:
             decoder.cells,
             self._args.max_num_seqs + self._args.cached_seqs,
             self._block_size,
-            caching=decoder.rewinds,
+            caching=decoder.rewinds and not self._args.exact,
         )
         self.tiers = await asyncio.to_thread(open_tiers, self._args, self._file, decoder, self.blocks)
         self.names = BlockNames(self._block_size, self.tiers.store.secret if self.tiers is not None else None)
         self.scheduler = LlamaScheduler(
-            decoder, self.blocks, max_num_seqs=self._args.max_num_seqs, n_batch=decoder.n_batch, tiers=self.tiers
+            decoder,
+            self.blocks,
+            max_num_seqs=self._args.max_num_seqs,
+            n_batch=decoder.n_batch,
+            tiers=self.tiers,
+            exact=self._args.exact,
         )
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-grammar")
         self._thread = EngineThread(self.scheduler, decoder, self._deliver, self._died)
@@ -120,7 +125,7 @@ class LlamaCppEngine:
             context_length=self.context_length,
             kv_cache_block_size=self._block_size,
             total_kv_blocks=decoder.cells // self._block_size,
-            max_num_seqs=self._args.max_num_seqs,
+            max_num_seqs=1 if self._args.exact else self._args.max_num_seqs,
             max_num_batched_tokens=decoder.n_batch,
             worker_type=self._args.worker_type,
             guided_decoding=find_spec("llguidance") is not None,
