@@ -14,7 +14,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Tenant
 from dynamo.protocols.errors import (
@@ -25,6 +25,7 @@ from dynamo.protocols.errors import (
     Unavailable,
     WorkerBusy,
 )
+from dynamo.protocols.streams import StreamClaim
 from dynamo.router.config import RequestBackoff
 from dynamo.router.delivery.continuation import correct_usage, limit_cached
 from dynamo.router.delivery.history import DeliveryHistory
@@ -63,6 +64,14 @@ def alone() -> None:
     """A delivery without a companion."""
 
 
+class KeptAt(Struct, frozen=True):
+    """Where a stream is kept that another frontend has left unread."""
+
+    instance_id: int
+    continues: bool = False
+    """The worker continues what another one began."""
+
+
 class DeliveryOptions(Struct, frozen=True, kw_only=True):
     limit: int = 0
     """Migrations of one request."""
@@ -77,6 +86,10 @@ class DeliveryOptions(Struct, frozen=True, kw_only=True):
     resumes_guided: Callable[[], bool] = lambda: False
     """Whether the workers can continue a guided answer."""
     beside: Callable[[], Companion | None] = alone
+    claim: StreamClaim | None = None
+    """What names the stream to its worker, if it is to outlive this process."""
+    kept_at: KeptAt | None = None
+    """The worker that keeps the stream already: it is read from there, and computed anew only if that fails."""
     suspects: Suspects | None = None
     """Ends a request that may have ended workers."""
     tenant: Tenant | None = None
@@ -124,6 +137,8 @@ class Delivery:
         """The current worker is taken to be hung."""
         self._backoff: RequestBackoff | None = None
         """The back-off of the wait under way, which ends with the first output."""
+        self._kept_at = options.kept_at
+        """Until it was tried."""
         self._starting: asyncio.Task[Any] | None = None
         """Waits in `start` for an instance."""
         self._aborted: DynamoException | None = None
@@ -171,14 +186,24 @@ class Delivery:
         request = progress.request
         if progress.generated:
             request = progress.next_request(resumes_guided=self._options.resumes_guided())
-        place: Callable[..., Awaitable[Placement]] = partial(self._place, request)
-        if self._suspicion and not progress.pinned and (shunned := self._suspicion.shunned()):
-            place = partial(self._place_apart, request, shunned, self._suspicion.must_shun)
-        placement = await instances.reach(place, progress.excluded, pinned=progress.pinned, last=lost)
+        kept_at = self._kept_at
+        placement = await self._place_at(kept_at, request) if kept_at else None
+        attaches = placement is not None
+        if placement is None:
+            place: Callable[..., Awaitable[Placement]] = partial(self._place, request)
+            if self._suspicion and not progress.pinned and (shunned := self._suspicion.shunned()):
+                place = partial(self._place_apart, request, shunned, self._suspicion.must_shun)
+            placement = await instances.reach(place, progress.excluded, pinned=progress.pinned, last=lost)
         self.placement = placement
         self.history.placed_at = self.history.placed_at or perf_counter()
         progress.sent()
-        sent = await self._beside.prepare(request, placement, self._context) if self._beside else request
+        if claim := self._options.claim:
+            self._context.claim = structs.replace(claim, act="attach", facts=b"") if attaches else claim
+        if attaches:
+            sent = None  # the worker has it
+            progress.continues = bool(kept_at and kept_at.continues)
+        else:
+            sent = await self._beside.prepare(request, placement, self._context) if self._beside else request
         tokens = isinstance(request, PreprocessedRequest)
         prompt_tokens = len(request.token_ids) if tokens else 0
         self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_tokens)
@@ -207,6 +232,17 @@ class Delivery:
         """Avoid these workers too, unless there are no others; `always`: even then."""
         apart = {*avoid, *shunned}
         return await self._place(request, avoid=apart if always or self._instances.routable(apart) else avoid)
+
+    async def _place_at(self, kept_at: KeptAt, request: Any) -> Placement | None:
+        """Book the request where its stream is kept; None if that worker is gone."""
+        self._kept_at = None
+        try:
+            return await self._instances.reach(
+                partial(self._place, request, pinned=kept_at.instance_id), set(), pinned=True
+            )
+        except DynamoException as error:
+            log.warning("request %s: instance %x: %s", self._context.id(), kept_at.instance_id, error)
+            return None
 
     def _pause(self) -> float | None:
         """How long to wait for an instance; None to give up."""
