@@ -83,7 +83,7 @@ async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
         runtime,
         config.router,
         HubConfig.from_env(os.environ),
-        config.serves_namespace,
+        config.serves,
         None,
         config.migration_limit,
         config.migration_max_seq_len,
