@@ -14,6 +14,8 @@ from dynamo.settings import nearest
 _USAGE = """\
 usage: dynamo run …              chat, serve, batch or work in one process: see dynamo run --help
        dynamo serve FILE.yaml    several processes on this machine: see dynamo serve --help
+       dynamo deploy FILE.yaml   the same in a Kubernetes cluster: see dynamo deploy --help
+       dynamo render FILE.yaml   what that makes in a cluster, as plain objects: see dynamo render --help
        dynamo top [URL]          watch a server's workers, requests and routing decisions
        dynamo plan [TRACE] …     how many workers a traffic needs: see dynamo plan --help
        dynamo rules TRACE …      which router rule is best on a traffic: see dynamo rules --help
@@ -21,7 +23,7 @@ usage: dynamo run …              chat, serve, batch or work in one process: se
        dynamo inspect [PROCESS]  look inside a running process: see dynamo inspect --help
        dynamo --version
 """
-_COMMANDS = ("run", "serve", "top", "inspect", "plan", "rules", "profile", "--version", "--help")
+_COMMANDS = ("run", "serve", "deploy", "render", "top", "inspect", "plan", "rules", "profile", "--version", "--help")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -55,6 +57,14 @@ def dynamo() -> None:
 
             _fill_standard_descriptors()
             serve(rest, os.environ)
+        case ["render", *rest]:
+            from dynamo.cli.cluster.render import main as render
+
+            render(rest, os.environ)
+        case ["deploy", *rest]:
+            from dynamo.cli.cluster.deploy import main as deploy
+
+            deploy(rest, os.environ)
         case ["top", *rest]:
             from dynamo.cli.top.command import top
 

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dynamo.cli.cluster.local import holds_graph, read_local_graph
 from dynamo.process.supervisor import Deployment, Supervisor, read_deployment
 from dynamo.process.supervisor.home import home_of
 from dynamo.process.supervisor.output import PrefixedOutput
@@ -33,6 +34,8 @@ or not a process serves the file.
       env: {DYN_LOG: debug}      # {index} in a flag or variable is the number of the replica, from 0
     frontend:
       flags: {http-port: 8080, router-mode: kv}
+
+FILE.yaml may also be a DynamoGraphDeployment of Kubernetes: its containers run here as processes, without images.
 """
 
 
@@ -41,11 +44,11 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> None:
         case ["-h" | "--help"] | []:
             print(HELP, end="")
         case ["--check", file] | [file, "--check"]:
-            _print_commands(_read(file))
+            _print_commands(_read(file, environ))
         case [file] if not file.startswith("-"):
-            _run(_serve(_read(file), Path(file), environ))
+            _run(_serve(_read(file, environ), Path(file), environ))
         case ["--stop", file] | [file, "--stop"]:
-            _run(_stop(_read(file), Path(file), environ))
+            _run(_stop(_read(file, environ), Path(file), environ))
         case _:
             raise fail("dynamo serve takes one file; see dynamo serve --help", code=2)
 
@@ -59,8 +62,13 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
         raise SystemExit(code)
 
 
-def _read(file: str) -> Deployment:
+def _read(file: str, environ: Mapping[str, str]) -> Deployment:
     try:
+        if holds_graph(Path(file)):
+            deployment, notes = read_local_graph(Path(file), environ)
+            for note in notes:
+                print(f"note: {note}", file=sys.stderr)
+            return deployment
         return read_deployment(Path(file))
     except StartError as error:
         raise fail(str(error), code=2, error=error) from None

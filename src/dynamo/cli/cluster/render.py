@@ -1,0 +1,99 @@
+"""`dynamo render FILE.yaml`: the plain objects of a graph, for those who want no operator."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from dynamo.kubernetes.graph import GraphFile, read_graph_file
+from dynamo.kubernetes.render import RenderTarget, render
+from dynamo.kubernetes.render.objects import plane_secret
+from dynamo.protocols.errors import StartError
+from dynamo.runtime.process import fail
+
+HELP = """\
+usage: dynamo render FILE.yaml [-n NAMESPACE] [--no-secret]
+
+Print the plain objects of a DynamoGraphDeployment: Deployments or StatefulSets, Services, service accounts with their
+roles, budgets for disruptions, and what else the file holds. No operator is needed to run them:
+
+  dynamo render FILE.yaml -n serving | kubectl apply -f -
+
+NAMESPACE is that of the file, else `default`. The Secret with which the processes know each other has a new token each
+time; --no-secret leaves it out, for when it is there already.
+"""
+
+Object = dict[str, Any]
+
+
+class ClusterWords(Struct, frozen=True):
+    """The words of a command about a graph."""
+
+    file: Path
+    namespace: str | None = None
+    flags: frozenset[str] = frozenset()
+
+
+def read_words(words: Sequence[str], command: str, known: Sequence[str]) -> ClusterWords:
+    """FILE, -n NAMESPACE and flags without a value."""
+    files: list[str] = []
+    namespace: str | None = None
+    flags: set[str] = set()
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in ("-n", "--namespace") and rest:
+            namespace = rest.pop(0)
+        elif word.startswith("--namespace="):
+            namespace = word.partition("=")[2]
+        elif word in known:
+            flags.add(word)
+        elif word.startswith("-"):
+            raise fail(f"{command} has no flag {word}; see {command} --help", code=2)
+        else:
+            files.append(word)
+    if len(files) != 1:
+        raise fail(f"{command} takes one file; see {command} --help", code=2)
+    return ClusterWords(Path(files[0]), namespace, frozenset(flags))
+
+
+def main(words: Sequence[str], environ: Mapping[str, str]) -> None:
+    import yaml
+
+    if not words or words[0] in ("-h", "--help"):
+        print(HELP, end="")
+        return
+    asked = read_words(words, "dynamo render", ["--no-secret"])
+    try:
+        found = read_graph_file(asked.file)
+        objects = plain_objects(found, asked.namespace, None if asked.flags else secrets.token_hex(32))
+    except StartError as error:
+        raise fail(str(error), code=2, error=error) from None
+    for note in found.graph.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print("---\n".join(yaml.dump(each, Dumper=_dumper(), sort_keys=False, width=120) for each in objects), end="")
+
+
+def plain_objects(found: GraphFile, namespace: str | None, token: str | None) -> list[Object]:
+    """With what else the file holds before the graph's own, and the Secret if there is a token for it."""
+    target = RenderTarget(graph=found.graph, namespace=namespace or found.graph.namespace or "default")
+    companions = [_placed(each, target.namespace) for each in found.companions]
+    secret = [plane_secret(target, token)] if token else []
+    return [*companions, *secret, *render(target)]
+
+
+def _placed(companion: Object, namespace: str) -> Object:
+    metadata = companion.get("metadata") or {}
+    return {**companion, "metadata": {"namespace": namespace, **metadata}}
+
+
+def _dumper() -> Any:
+    """Without the anchors by which YAML refers to what it has said before."""
+    import yaml
+
+    return type("PlainDumper", (yaml.SafeDumper,), {"ignore_aliases": lambda self, data: True})
