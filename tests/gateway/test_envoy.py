@@ -248,8 +248,8 @@ async def test_requests_to_our_workers_go_where_the_router_says(tmp_path: Path, 
             process.line_with("serving on")
         servers = [f"{host}:{port}" for host in HOSTS]
         words = ["-m", "dynamo.epp", "--target-port", str(port)]
-        environ = {**network, "DYN_LOG": "info,dynamo.router=debug"}
-        process, address = pods.enter_context(picker(tmp_path, *words, **environ))
+        environ: dict[str, Any] = {**network, "DYN_LOG": "info,dynamo.router=debug"}
+        process, address = pods.enter_context(picker(tmp_path, *words, port=0, **environ))
         url = pods.enter_context(envoy(ENVOY, tmp_path, [address], servers))
         key = {"authorization": "Bearer k"}
         await until(lambda: _is_answered(http, url, key))

@@ -43,6 +43,15 @@ def configuration(port: int, admin: int, pickers: Sequence[str], servers: Sequen
         cluster["type"] = "STATIC"
         endpoints = [{"endpoint": {"address": _address(each)}} for each in addresses]
         cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
+    # A stock server closes connections that are idle, and a request that meets that would be lost: each has its own.
+    servers_cluster = config["static_resources"]["clusters"][1]
+    servers_cluster["typed_extension_protocol_options"] = {
+        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+            "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+            "explicit_http_config": {"http_protocol_options": {}},
+            "common_http_protocol_options": {"max_requests_per_connection": 1},
+        }
+    }
     config["admin"] = {"address": _address(f"127.0.0.1:{admin}")}
     return json.dumps(config)
 

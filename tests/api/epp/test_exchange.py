@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -91,11 +91,13 @@ async def exchange(picks: OneServer, **options: Any) -> AsyncIterator[Any]:
         await until(lambda: all("released" in each.told for each in picks.chosen))
 
 
-def headers(end: bool = False, mode: dict[str, int] | None = FULL, subset: Any = None, **more: str) -> Any:
+def headers(
+    end: bool = False, mode: dict[str, int] | None = FULL, subset: Any = None, more: Mapping[str, str] = {}
+) -> Any:
     request = messages.ProcessingRequest()
     given = {":method": "POST", ":path": "/v1/completions", "x-request-id": "r1", **more}
-    for key, value in given.items():
-        request.request_headers.headers.headers.add(key=key, raw_value=value.encode())
+    for key, text in given.items():
+        request.request_headers.headers.headers.add(key=key, raw_value=text.encode())
     request.request_headers.end_of_stream = end
     if mode:
         for name, value in mode.items():
@@ -235,9 +237,9 @@ async def test_a_gateway_that_cuts_bodies_is_refused_with_the_remedy(server_of: 
 @pytest.mark.parametrize("hint", ["10.0.0.1:8000, 10.0.0.2:8000", ["10.0.0.1:8000", "10.0.0.2:8000"]])
 async def test_only_the_gateway_says_which_servers_count(server_of: OneServer, hint: Any) -> None:
     async with exchange(server_of) as call:
-        await call.write(headers(end=True, subset=hint, **{SUBSET: "6.6.6.6:1"}))
+        await call.write(headers(end=True, subset=hint, more={SUBSET: "6.6.6.6:1"}))
         await call.read()
-    assert server_of.asked[0].subset == {"10.0.0.1:8000", "10.0.0.2:8000"}
+    assert server_of.asked[0].subset == frozenset({"10.0.0.1:8000", "10.0.0.2:8000"})
 
 
 @pytest.mark.parametrize(("error", "status"), [(Unavailable("none"), 503), (ResourceExhausted("all busy"), 503)])

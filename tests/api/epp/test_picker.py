@@ -123,8 +123,8 @@ async def test_what_cannot_be_read_goes_where_the_load_is_least(body: bytes | No
 async def test_only_allowed_servers_are_chosen() -> None:
     async with pool(ONE, TWO) as made:
         for subset in (frozenset({ONE}), frozenset({TWO, "10.0.0.9:1"})):
-            for fields in ({"prompt": LONG}, {}):
-                pick = await made.pick(subset=subset, **fields)
+            for prompt in (LONG, None):
+                pick = await made.pick(subset=subset, prompt=prompt)
                 assert pick.endpoint in subset
                 pick.release()
         with pytest.raises(Unavailable, match="among those that the gateway allows"):

@@ -65,8 +65,7 @@ async def test_ready_pods_at_all_ports_are_endpoints(
 ) -> None:
     pods = Pods(server)
     put_pool(server, "llm", 8000, 8001)
-    put_other = server.put
-    put_other("inferencepools", "other", {"selector": {"matchLabels": {"app": "x"}}, "targetPorts": [{"number": 1}]})
+    server.put("inferencepools", "other", {"selector": {"matchLabels": {"app": "x"}}, "targetPorts": [{"number": 1}]})
     pods.put("a", "10.0.0.1")
     pods.put("b", "fd00::2")
     pods.put("c", "10.0.0.3", ready=False)

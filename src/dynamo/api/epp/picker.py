@@ -35,7 +35,7 @@ _CHAT, _COMPLETION = BodyDecoder(ChatRequest), BodyDecoder(CompletionRequest)
 T = TypeVar("T")
 
 
-class _Named(Struct):
+class _ModelName(Struct):
     """A body of any of the APIs."""
 
     model: str = ""
@@ -142,7 +142,7 @@ class EndpointPicker:
     def _model(self, body: bytes | bytearray) -> ServedModel | None:
         """None: the servers answer what becomes of it."""
         try:
-            return self._models.get(msgspec.json.decode(body, type=_Named).model)
+            return self._models.get(msgspec.json.decode(body, type=_ModelName).model)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, DynamoException):
             return None
 
