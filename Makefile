@@ -1,4 +1,5 @@
 # Everything happens in .venv, which `make` builds when it is missing or pyproject.toml changed.
+# With LOCKED=1 the environment gets the versions of .ci/locked.txt, whose bytes are checked; without, the newest that fit.
 # With TEST_OPTIONAL=1 a client or an engine that cannot be installed is reported as NOT RUN instead of failing.
 PYTHON ?= python3
 VENV   := .venv
@@ -6,10 +7,11 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 VLLM_TESTS := tests/engines/vllm tests/engines/conformance
+ADVISORIES := https://pypi.org/pypi/pip/json
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: run docs site test test-wheel test-extras test-kubernetes test-repeat coverage test-deep test-fair poison test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
+.PHONY: run docs site test test-wheel test-extras test-kubernetes test-repeat coverage lock test-deep test-fair fuzz poison test-engines test-hosts test-clients test-ui test-observability test-gateway chaos soak audit lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -25,7 +27,7 @@ site: $(DEV)
 # In one more process than there are processors, as many tests wait; each has an etcd and a NATS of its own.
 test: $(DEV)
 	@echo "Running about 6,000 tests, some with real processes, etcd and NATS: about 8 minutes on two quiet processors."
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not kubernetes and not chaos"
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not gateway and not kubernetes and not chaos"
 
 # The same from a fresh clone, PLAIN times as it is and LOADED times beside two busy loops per processor; each run is
 # noted in benchmarks/results/test-runs.md.
@@ -34,7 +36,7 @@ test-repeat: $(DEV)
 
 # The same tests, then how much of each module they ran, child processes included.
 coverage: $(DEV)
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not kubernetes and not chaos" \
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not gateway and not kubernetes and not chaos" \
 	  --cov --cov-report=term
 
 # Every property with new random examples, then the KV index against its naive model: 50 times 2,000 random sequences
@@ -49,6 +51,10 @@ test-deep: $(DEV)
 # The bound of fairness: a million random histories over one to four frontends, some hours.
 test-fair: $(DEV)
 	$(BIN)/python benchmarks/fair_bound.py --histories $(or $(HISTORIES),1000000) --processes $$(nproc)
+
+# Every parser of bytes from outside, with new mutations for SECONDS; what breaks one is kept in tests/fuzz/kept.
+fuzz: $(DEV)
+	$(BIN)/python -W ignore tests/fuzz/longer.py --seconds $(or $(SECONDS),3600)
 
 # Deadly requests of one key beside the ordinary ones of another, with real processes: half an hour.
 poison: $(DEV)
@@ -81,6 +87,11 @@ test-observability: $(DEV)
 	@$(BIN)/python tests/observability/install.py
 	$(BIN)/python -m pytest -m observability tests/observability
 
+# The picker beside a real Envoy, which goes into .gateway/.
+test-gateway: $(DEV)
+	@$(BIN)/python tests/gateway/install.py
+	$(BIN)/python -m pytest -m gateway tests/gateway
+
 # A real control plane in namespaces of its own, built once into .kubernetes/; needs root.
 test-kubernetes: $(DEV)
 	@if PYTHON=$(abspath $(BIN))/python tests/kubernetes/install; then \
@@ -105,13 +116,19 @@ test-wheel:
 test-extras:
 	@.ci/test-extras
 
-# Known vulnerabilities of what is installed, by PyPI's own list.
+# The versions of all that is installed for tests, with the digests of their bytes: renewed for each release.
+lock:
+	@$(PYTHON) -m venv .audit && .audit/bin/pip install --quiet --disable-pip-version-check uv
+	.audit/bin/uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" --extra dev --output-file .ci/locked.txt pyproject.toml .ci/locked.in
+
+# Known vulnerabilities of what is installed, by PyPI's own list. Only where that list cannot be read is this left out.
 audit: $(DEV)
 	@if ! { $(PYTHON) -m venv .audit && .audit/bin/pip install --quiet --disable-pip-version-check pip-audit; }; then \
 	    if [ -n "$$TEST_OPTIONAL" ]; then echo "NOT RUN: make audit (pip-audit cannot be installed)"; else exit 1; fi; \
 	  elif .audit/bin/pip-audit --strict --progress-spinner off --skip-editable --path $(SITE) >.audit/log 2>&1; then \
 	    cat .audit/log; \
-	  elif [ -n "$$TEST_OPTIONAL" ] && grep -q "could not be audited\|ServiceError\|ConnectionError" .audit/log; then \
+	  elif [ -n "$$TEST_OPTIONAL" ] && ! .audit/bin/python -c "from urllib.request import urlopen; urlopen('$(ADVISORIES)', timeout=60)" 2>/dev/null; then \
 	    echo "NOT RUN: make audit (the list of known vulnerabilities cannot be reached)"; \
 	  else cat .audit/log; exit 1; fi
 
@@ -125,7 +142,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/serve.py $(if $(PEER_PYTHON),--peer $(PEER_PYTHON))
 
 clean:
-	rm -rf $(VENV) .clients .ui .observability .kubernetes .audit .wheel .site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients .ui .observability .gateway .kubernetes .audit .wheel .site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@echo "Creating $(VENV) ..."
@@ -138,5 +155,8 @@ $(READY): pyproject.toml | $(VENV)/bin/python
 
 $(DEV): pyproject.toml | $(VENV)/bin/python
 	@echo "Installing Dynamo with all that its tests need into $(VENV): some minutes the first time ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@if [ -n "$$LOCKED" ]; then \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement .ci/locked.txt && \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .; \
+	  else $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; fi
 	@touch $(READY) $@

@@ -33,6 +33,7 @@ class HandoffConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 Seconds = Meta(ge=0, lt=1e9)
+AffinityMode = Literal["soft", "hard"]
 QueuePolicy = Literal["fcfs", "wspt"]
 POLICIES = {
     "round-robin": "dynamo.router.policy:RoundRobin",
@@ -70,7 +71,7 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
         "worth of a block on disk, 0..1 of one on the GPU, where a worker has not measured it")] = 0.25
     use_kv_events: Annotated[bool, Setting(
         "--use-kv-events", ("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
-        "follow workers' caches by events; false: estimate", aliases=("--router-kv-events",))] = True
+        "follow workers' caches by events; false: estimate", aliases=("--router-kv-events", "--kv-events"))] = True
     ttl: Annotated[float, Meta(gt=0, lt=1e9), Setting(
         "--router-ttl-secs", "DYN_ROUTER_TTL_SECS", "without events: how long a prompt is assumed to stay cached",
         "SECONDS")] = 120.0
@@ -79,6 +80,13 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
     copy_prefixes: Annotated[bool, Setting(
         "--router-copy-prefixes", "DYN_ROUTER_COPY_PREFIXES",
         "kv with events: idle workers compute prefixes ahead that many running requests share")] = True
+    session_affinity_ttl_secs: Annotated[int | None, Meta(ge=1, le=31_536_000), Setting(
+        "--router-session-affinity-ttl-secs", "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
+        "a session that its client names keeps to its worker until it has been idle for so long", "SECONDS",
+        default="off")] = None
+    session_affinity_mode: Annotated[AffinityMode, Setting(
+        "--router-session-affinity-mode", "DYN_ROUTER_SESSION_AFFINITY_MODE",
+        "soft: a worker with too much to do loses the session; hard: only one that has left does", "MODE")] = "soft"
     active_decode_blocks_threshold: Annotated[float | None, Meta(ge=0, le=1), Setting(
         "--active-decode-blocks-threshold", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
         "a worker is busy above this share of its blocks in use, 0..1")] = None
