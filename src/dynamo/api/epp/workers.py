@@ -13,11 +13,11 @@ class FollowedWorkers:
     """Keeps `endpoints` up to date from `start` to `close`."""
 
     def __init__(
-        self, runtime: DistributedRuntime, endpoints: Endpoints, port: int, serves_namespace: Callable[[str], bool]
+        self, runtime: DistributedRuntime, endpoints: Endpoints, port: int, serves: Callable[[str], bool]
     ) -> None:
         self._endpoints = endpoints
         self._port = port
-        self._members = Membership(runtime.discovery, self._changed, cards=True, serves_namespace=serves_namespace)
+        self._members = Membership(runtime.discovery, self._changed, cards=True, serves=serves)
 
     async def start(self) -> None:
         await self._members.start()
