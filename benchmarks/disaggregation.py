@@ -58,13 +58,21 @@ class Processes:
             line = raw.decode(errors="replace").rstrip()
             seen.append(line)
             if until in line:
-                self._reading.append(asyncio.create_task(_drain(child.stdout)))
+                self._reading.append(asyncio.create_task(_drain(child.stdout, self._log(seen, child.pid))))
                 return child, line
         raise SystemExit("\n".join(seen))
 
     async def frontend(self, *flags: str) -> str:
         _, line = await self.start("dynamo.frontend", "--http-port", "0", *flags, until="serving on ")
         return line.rpartition(" ")[2]
+
+    def _log(self, seen: list[str], pid: int) -> Path | None:
+        """What a child has said is kept where `$OUT` names a folder."""
+        if (out := os.environ.get("OUT")) is None:
+            return None
+        log = Path(out) / f"{pid}.log"
+        log.write_text("\n".join([*seen, ""]))
+        return log
 
     async def close(self) -> None:
         for child in self._all:
@@ -73,9 +81,11 @@ class Processes:
         await asyncio.gather(*(child.wait() for child in self._all), *self._reading)
 
 
-async def _drain(stream: asyncio.StreamReader) -> None:
-    while await stream.read(1 << 16):
-        pass
+async def _drain(stream: asyncio.StreamReader, log: Path | None) -> None:
+    while said := await stream.read(1 << 16):
+        if log is not None:
+            with log.open("ab") as file:
+                file.write(said)
 
 
 class Clients:

@@ -188,7 +188,7 @@ def body(prompt: str, output: int, *, stream: bool, model: str = MODEL) -> bytes
 
 
 def http_request(content: bytes, path: str = "/v1/chat/completions") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: "
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
     return head.encode() + b"%d\r\n\r\n" % len(content) + content
 
 

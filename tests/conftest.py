@@ -36,9 +36,9 @@ def pytest_asyncio_loop_factories(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test uses these two before its other fixtures, so that those have ended what they started.
 
-    Where vLLM is installed they are left out: it leaves sockets, threads and a process of its own behind.
+    Where vLLM or the real SGLang is tested they are left out: these leave sockets, threads and processes of their own.
     """
-    if find_spec("vllm"):
+    if find_spec("vllm") or os.environ.get("CONFORMANCE_ENGINE") == "sglang":
         return
     for item in items:
         if isinstance(item, pytest.Function):

@@ -17,7 +17,7 @@ ENGINE = """
 from dynamo.worker import EngineEntry, EngineError
 
 def made(spec):
-    raise EngineError(f"guessing {spec.draft_tokens} tokens ahead")
+    raise EngineError(f"keeping {spec.spare_blocks} blocks free")
 
 ENTRY = EngineEntry(name="guess", factory="guess:made", bundled=True)
 """
@@ -52,17 +52,17 @@ def test_a_worker_flag_reaches_the_engine_of_every_command(tmp_path: Path) -> No
     site = install(tmp_path / "site", "guess", {"guess.py": ENGINE}, "guess = guess:ENTRY").partition(":")[2]
     path = f"{source}:{site}"
     worker, dynamo_run = ("-m", "dynamo.worker", "guess", "tiny"), ("-m", "dynamo.cli.main", "in=stdin", "out=guess")
-    for words, environ, tokens in (
-        ([*worker, "--draft-tokens", "4"], {}, 4),
-        (worker, {"DYN_DRAFT_TOKENS": "5"}, 5),
+    for words, environ, blocks in (
+        ([*worker, "--spare-blocks", "4"], {}, 4),
+        (worker, {"DYN_SPARE_BLOCKS": "5"}, 5),
         (worker, {}, 0),
-        ([*dynamo_run, "tiny", "--draft-tokens=6"], {}, 6),
+        ([*dynamo_run, "tiny", "--spare-blocks=6"], {}, 6),
     ):
         done = run(tmp_path, *words, program=[sys.executable], input="hi", PYTHONPATH=path, **environ)
-        assert f"error: guessing {tokens} tokens ahead" in done.stderr.decode()
-    assert "--draft-tokens must be at least 0, not -1" in said(source, tmp_path, *worker, "--draft-tokens", "-1")
-    assert "tokens to guess ahead (0; DYN_DRAFT_TOKENS)" in said(source, tmp_path, "-m", "dynamo.vllm", "--help")
-    assert "--draft-tokens" in said(source, tmp_path, "-m", "dynamo.cli.main", "--completion", "bash")
+        assert f"error: keeping {blocks} blocks free" in done.stderr.decode()
+    assert "--spare-blocks must be at least 0, not -1" in said(source, tmp_path, *worker, "--spare-blocks", "-1")
+    assert "blocks to keep free (0; DYN_SPARE_BLOCKS)" in said(source, tmp_path, "-m", "dynamo.vllm", "--help")
+    assert "--spare-blocks" in said(source, tmp_path, "-m", "dynamo.cli.main", "--completion", "bash")
 
 
 def test_a_frontend_flag_is_in_the_frontends_config(tmp_path: Path) -> None:

@@ -239,13 +239,16 @@ def load(
             raise SystemExit("a load process failed")
     parts = [json.loads(result.read_text()) for result in results]
     times = [time for part in parts for time in part["times"]]
+    errors = [error for part in parts for error in part["errors"]]
+    if len(errors) == len(times):
+        raise SystemExit(f"no request was answered: {errors[0]}")
     return {
         "tokens": sum(part["tokens"] for part in parts),
         "prompt_tokens": sum(part["prompt_tokens"] for part in parts),
         "seconds": max(ended for _, _, ended in times) - min(sent for sent, _, _ in times),
         "ttft": [first - sent for sent, first, _ in times],
         "requests": len(times),
-        "errors": [error for part in parts for error in part["errors"]],
+        "errors": errors,
     }
 
 

@@ -79,6 +79,8 @@ def main() -> None:
     parser.add_argument("--waves", type=int, default=4, help="requests of each client (%(default)s)")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt (%(default)s)")
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer (%(default)s)")
+    parser.add_argument("--ids", action="store_true", help="clients send token ids, not chats")
+    parser.add_argument("--within", type=float, default=0, help="seconds within which clients begin (%(default)s)")
     parser.add_argument("--only", default="", help="suite: tests whose names match this")
     parser.add_argument("--flags", default="", help="further flags of SGLang, in one text: --flags='--page-size 1'")
     options = parser.parse_args()
@@ -314,6 +316,8 @@ def throughput(options: argparse.Namespace, place: Path) -> None:
     model = made_model(options, place)
     with ExitStack() as running:
         sides = [running.enter_context(Side(name, place / name, options, model)) for name in ("ours", "serve")]
+        for side in sides:
+            side.wait()
         took = 0.0
         for turn in range(options.rounds):
             begun = time.monotonic()
@@ -354,16 +358,15 @@ class Side:
         self._options = options
         self._stack = Stack(place, environ=environment())
         self.results: dict[int, list[tuple[float, float, float]]] = {clients: [] for clients in options.counts}
-        begun = time.monotonic()
-        try:
-            self._start(model)
-        except BaseException:
-            keep(self._stack.folder)
-            self._stack.stop()
-            raise
-        self._started = time.monotonic() - begun
-        for clients in options.counts:
-            load(self._stack, place, clients, clients, 0, options)
+        self._begun = time.monotonic()
+        self._start(model)
+
+    def wait(self) -> None:
+        """Until it answers, and has answered as many at once as it will be asked."""
+        ready(self._stack, self._options)
+        self._started = time.monotonic() - self._begun
+        for clients in self._options.counts:
+            load(self._stack, self._stack.folder, clients, clients, 0, self._options)
 
     def _start(self, model: Path) -> None:
         stack, options = self._stack, self._options
@@ -376,7 +379,6 @@ class Side:
             words = ("--model-path", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port")
             self._engine = stack.start("serve", "-m", "sglang.launch_server", *words, str(port), *flags(options))
             self._front = None
-        ready(stack, options)
 
     def __enter__(self) -> Side:
         return self

@@ -40,7 +40,7 @@ from prompts import MODEL, Prompts, make_model
 
 ROLES = ("prefill", "prefill", "decode", "decode")
 ENGINE = (*FLAGS, "--disable-cuda-graph", "--context-length", "4096", "--max-running-requests", "64",
-          "--mem-fraction-static", "0.12", "--max-total-tokens", "65536")  # fmt: skip
+          "--mem-fraction-static", "0.3", "--max-total-tokens", "65536")  # fmt: skip
 NIXL = ("--disaggregation-transfer-backend", "nixl", "--disaggregation-bootstrap-port")
 
 

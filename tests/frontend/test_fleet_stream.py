@@ -19,10 +19,12 @@ from dynamo.frontend.fleet.stream import FleetStream
 from dynamo.frontend.fleet.view import FleetView
 from dynamo.kv.hashing import sequence_hashes
 from dynamo.kv.messages import Stored, Tier, TierReport
+from dynamo.kv.publish import load_metrics
 from dynamo.kv.publish.feed import kv_feed
 from dynamo.llm import WorkerMetricsPublisher
 from dynamo.planner.announce import Announcer
 from dynamo.planner.config import PlannerConfig
+from dynamo.protocols.card import DRAFT_TOKENS
 from dynamo.router import RoutingConfig
 from dynamo.runtime.events.memory import MemoryEventPlane
 from support.toys import Live, Scripted, toy_card, toy_folder
@@ -173,6 +175,22 @@ async def test_tiers_are_shown_with_what_their_worker_says_of_them(folder: Path)
                 "blocks": 2, "bytes": 5, "limit_bytes": 9, "used": False,
                 "hits": 1, "misses": 2, "restored_tokens": 0, "saved_seconds": 0.5,
             }  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["kv", "round-robin"])
+async def test_the_share_of_guessed_tokens_that_were_right_is_shown(
+    folder: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_metrics, "LOAD_REPORT_SECONDS", 0.02)  # the first may be sent before it is followed
+    async with Live(router=RoutingConfig(mode=mode)) as live:
+        card = toy_card(folder, "org/toy", runtime_data={DRAFT_TOKENS: 4})
+        runtime = await live.serve(Scripted().generate, card)
+        load = WorkerMetricsPublisher()
+        await load.create_endpoint(runtime.endpoint("toy.backend.generate"))
+        load.publish(draft_tokens=8, accepted_tokens=6)
+        async with viewing(live) as viewer:
+            share = await viewer.until(lambda fleet: next(iter(fleet["workers"].values())).get("draft_acceptance"))
+            assert share == 0.75
 
 
 async def test_planners_are_shown_with_what_they_say(live: Live, toy: Scripted) -> None:

@@ -19,3 +19,14 @@ def test_the_last_report_of_each_rank_is_shown() -> None:
         ("dynamo_component_gpu_cache_usage_percent", "0", 0.3),
         ("dynamo_component_gpu_cache_usage_percent", "1", 0.5),
     ]
+
+
+def test_guessed_tokens_are_counted_where_some_are_guessed() -> None:
+    gauges = CacheGauges()
+    gauges.report(RankLoad(dp_rank=0))
+    gauges.report(RankLoad(dp_rank=1, draft_tokens=8, accepted_tokens=0))
+    samples = [(each.name, each.labels["dp_rank"], each.value) for one in gauges.families({}) for each in one.samples]
+    assert samples == [
+        ("dynamo_component_draft_tokens_total", "1", 8.0),
+        ("dynamo_component_accepted_draft_tokens_total", "1", 0.0),
+    ]

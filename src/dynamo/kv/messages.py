@@ -127,7 +127,16 @@ class ActiveLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
     host_weight: Share | None = None
     """What a block in host memory is worth to this worker, as a share of one on the device; None: not measured."""
     disk_weight: Share | None = None
+    draft_tokens: Count = 0
+    """Guessed ahead since the worker started."""
+    accepted_tokens: Count = 0
+    """Those of them that the model would have chosen too."""
     tiers: list[TierReport] = []
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of guessed tokens that were right."""
+        return min(1.0, self.accepted_tokens / self.draft_tokens) if self.draft_tokens else None
 
     @property
     def used_blocks(self) -> int:

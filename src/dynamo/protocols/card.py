@@ -69,6 +69,8 @@ class CardFile(Struct, kw_only=True, frozen=True):
     checksum: str
 
 
+DRAFT_TOKENS = "draft_tokens"
+"""In `runtime_data`: how many tokens the engine guesses ahead at a time, and says in its load how many were right."""
 SHOW_SPECIAL_TOKENS = "show_special_tokens"
 """In `runtime_data`: the engine's answers are shown with their special tokens, unless a request says otherwise."""
 

@@ -20,7 +20,7 @@ from dynamo.kv.index.overlaps import Overlaps
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import WorkerRank
 from dynamo.kv.prompt_cost import estimate_tokens
-from dynamo.protocols.card import ModelRuntimeConfig
+from dynamo.protocols.card import DRAFT_TOKENS, ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Routing, Session, Tenant
 from dynamo.protocols.errors import InvalidArgument, InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
 from dynamo.protocols.instance import Instance
@@ -83,6 +83,8 @@ class KvAwareRouter:
         self._rng = rng or random.Random()
         self._thresholds = config.thresholds() or None
         self._reported: ReportedLoads | None = None
+        self._guesses = False
+        """A worker guesses tokens ahead."""
         self._affinity = config.affinity()
         self._affinity_sync: AffinitySync | None = None
         self._ranks = RankTable(block_size)
@@ -259,8 +261,8 @@ class KvAwareRouter:
         return [WorkerLoad(worker, int(blocks), int(tokens)) for worker, blocks, tokens in columns]
 
     def status(self) -> list[RankStatus]:
-        if self.index.has_tiers:
-            self._follow_reports(tiers=True)
+        if self.index.has_tiers or self._guesses:
+            self._follow_reports(shown=True)
         loads = self.book.loads(self._ranks.workers, (), asyncio.get_running_loop().time())
         index = self.index if self.approximate is None else None
         return kv_status(self._ranks.workers, loads, index, self._reported)
@@ -417,7 +419,7 @@ class KvAwareRouter:
         if (self._cost.host_weight, self._cost.disk_weight) != _DEFAULT_WEIGHTS:
             return None
         if self._reported is None:
-            self._follow_reports(tiers=True)
+            self._follow_reports(shown=True)
             return None
         return self._reported.tier_weights(workers, *_DEFAULT_WEIGHTS)
 
@@ -470,6 +472,7 @@ class KvAwareRouter:
                 self.approximate.remove_worker(worker)
         if instance is not None:
             size = self._runtime_of(instance_id)
+            self._guesses = self._guesses or bool(size.get_engine_specific(DRAFT_TOKENS))
             capacity = Capacity(
                 total_blocks=size.total_kv_blocks,
                 max_batched_tokens=size.max_num_batched_tokens,
@@ -479,9 +482,9 @@ class KvAwareRouter:
                 self.book.add_worker(worker)
         self.queue.dispatch()
 
-    def _follow_reports(self, *, tiers: bool = False) -> None:
-        """Follow load reports once a threshold is set, or a worker has tiers: they matter for nothing else."""
-        if (self._thresholds or tiers) and self._reported is None and self._sweeping:
+    def _follow_reports(self, *, shown: bool = False) -> None:
+        """Follow load reports once a threshold is set, or what only they say is shown: they matter for nothing else."""
+        if (self._thresholds or shown) and self._reported is None and self._sweeping:
             self._reported = ReportedLoads(self._runtime.events, self.instances, self.stats, self.queue.dispatch)
 
     async def _reload_rule(self) -> None:

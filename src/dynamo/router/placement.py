@@ -54,6 +54,8 @@ class RankStatus(Struct, frozen=True):
     prefill_tokens: int | None = None
     cached_blocks: int | None = None
     tiers: Sequence[TierStatus] = ()
+    acceptance: float | None = None
+    """The share of guessed tokens that were right."""
 
 
 class Account(Protocol):

@@ -14,7 +14,7 @@ from typing import Any
 
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import WorkerRank
-from dynamo.protocols.card import ModelRuntimeConfig
+from dynamo.protocols.card import DRAFT_TOKENS, ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Session, Tenant
 from dynamo.protocols.errors import ResourceExhausted, RouterQueueLimitExceeded
 from dynamo.router.choice.queue import Queue, RequestToPlace
@@ -258,6 +258,8 @@ class SimpleRouter:
 
     def status(self) -> list[RankStatus]:
         """Where load reports are followed, those of all ranks; the requests of a worker are counted at its first."""
+        if self._started and self._reported is None and any(map(self._guesses, self.instances.ids())):
+            self._reported = ReportedLoads(self._events, self.instances, self.stats)
         reported = {load.worker: load for load in self.loads()}
         first = (WorkerRank(id) for id in self.instances.ids())
         return [
@@ -266,6 +268,7 @@ class SimpleRouter:
                 self._in_flight.get(worker.worker_id, 0) if worker.dp_rank == 0 else 0,
                 load.decode_blocks if (load := reported.get(worker)) else None,
                 load.prefill_tokens if load else None,
+                acceptance=self._reported.get(worker).acceptance if self._reported else None,
             )
             for worker in dict.fromkeys((*first, *reported))
         ]
@@ -273,6 +276,10 @@ class SimpleRouter:
     def prefixes(self, most: int) -> PrefixScan:
         yield from ()
         return []
+
+    def _guesses(self, instance_id: int) -> bool:
+        """How many of the tokens that a worker guesses are right is in its load reports alone."""
+        return bool(self._runtime_of(instance_id).get_engine_specific(DRAFT_TOKENS))
 
     def _below_thresholds(self, candidates: Sequence[int]) -> Sequence[int]:
         """The candidates that are not busy; raises when all are."""

@@ -45,6 +45,11 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     engine_args_file: Annotated[str | None, Setting(
         "--extra-engine-args", help="the engine's own arguments, .json or .yaml", metavar="FILE",
         group="engine")] = None
+    draft_model_path: Annotated[str | None, Setting(
+        "--draft-model", help="a small model that guesses tokens ahead, or ngram: the prompt itself does",
+        metavar="MODEL", group="engine")] = None
+    draft_tokens: Annotated[int | None, AT_LEAST_1, Setting(
+        "--draft-tokens", help="tokens that it guesses at a time", metavar="N", group="engine", default="4")] = None
     disable_kv_routing: Annotated[bool, Setting(
         "--disable-kv-routing", help="publish no KV events", group="engine")] = False
     migration_limit: Annotated[int, Meta(ge=0, le=1023), Setting(

@@ -206,7 +206,10 @@ async def _start(spec: EngineSpec, known: EngineModel | None) -> StartedEngine:
     def make(found: EngineModel) -> Engine:
         described_by = found.described_by if spec.model_config_path else None
         return make_engine(
-            spec.engine, structs.replace(spec, model=found.model, model_config=described_by, model_name=found.name)
+            spec.engine,
+            structs.replace(
+                spec, model=found.model, model_config=described_by, draft=found.draft, model_name=found.name
+            ),
         )
 
     async def find(*, weights: bool) -> EngineModel:

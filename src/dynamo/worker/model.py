@@ -9,11 +9,19 @@ from pathlib import Path
 from msgspec import Struct
 
 from dynamo.engines.base import Engine, EngineHandoff, EngineInfo, WorkerHandoff
-from dynamo.engines.registry import EngineSpec, engine_entry
+from dynamo.engines.registry import NGRAM, EngineSpec, engine_entry
 from dynamo.handoff.pairing import COMPUTES_PROMPTS, TRANSFER
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.pipeline.output_formats import AUTO, with_parsers
-from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
+from dynamo.protocols.card import (
+    DRAFT_TOKENS,
+    SHOW_SPECIAL_TOKENS,
+    ModelCard,
+    ModelInput,
+    ModelRuntimeConfig,
+    ModelType,
+    WorkerType,
+)
 from dynamo.protocols.errors import ModelError
 from dynamo.worker.config import asked_types
 
@@ -24,6 +32,7 @@ class EngineModel(Struct, frozen=True, kw_only=True):
     name: str
     model: LocalModel | None = None
     described_by: LocalModel | None = None
+    draft: LocalModel | None = None
     is_bundled: bool = False
 
 
@@ -56,8 +65,18 @@ def find_model(spec: EngineSpec, hub: HubConfig, *, weights: bool) -> EngineMode
         name=name,
         model=model,
         described_by=resolve(described_by, config=hub, weights=False) if described_by else model,
+        draft=_draft_model(spec, hub, weights=weights),
         is_bundled=is_bundled,
     )
+
+
+def _draft_model(spec: EngineSpec, hub: HubConfig, *, weights: bool) -> LocalModel | None:
+    if spec.draft_model_path in (None, NGRAM):
+        return None
+    try:
+        return resolve(spec.draft_model_path, config=hub, weights=weights, tokenizer=False)
+    except ModelError as error:
+        raise ModelError(f"--draft-model: {error}") from error
 
 
 def model_card(spec: EngineSpec, found: EngineModel, engine: Engine, info: EngineInfo) -> ModelCard:
@@ -81,6 +100,8 @@ def model_card(spec: EngineSpec, found: EngineModel, engine: Engine, info: Engin
         runtime_config.set_engine_specific(COMPUTES_PROMPTS, False)
     if info.bootstrap is not None:
         runtime_config.set_disaggregated_endpoint(*info.bootstrap)
+    if info.draft_tokens:
+        runtime_config.set_engine_specific(DRAFT_TOKENS, info.draft_tokens)
     entry = engine_entry(spec.engine)
     if entry.repeats_prompt:
         runtime_config.set_engine_specific(SHOW_SPECIAL_TOKENS, True)

@@ -182,6 +182,8 @@ async def publish_load(endpoint: Endpoint, engine: LoadSource, gauges: CacheGaug
             kv_total_blocks=load.kv_total_blocks,
             host_weight=load.host_weight,
             disk_weight=load.disk_weight,
+            draft_tokens=load.draft_tokens,
+            accepted_tokens=load.accepted_tokens,
             tiers=load.tiers,
         )
 
@@ -234,7 +236,14 @@ def _cache_usage(load: RankLoad) -> float | None:
 _METRICS: tuple[Metric[RankLoad], ...] = (
     Metric("gauge", "dynamo_component_total_blocks", "KV blocks of a rank", lambda load: load.kv_total_blocks or None),
     Metric("gauge", "dynamo_component_gpu_cache_usage_percent", "Share of them in use, 0 to 1", _cache_usage),
-)
+    Metric(
+        "counter", "dynamo_component_draft_tokens_total", "Tokens guessed ahead", lambda load: load.draft_tokens or None
+    ),
+    Metric(
+        "counter", "dynamo_component_accepted_draft_tokens_total", "Guessed tokens that the model would have chosen",
+        lambda load: load.accepted_tokens if load.draft_tokens else None,
+    ),
+)  # fmt: skip
 
 
 @asynccontextmanager

@@ -33,6 +33,8 @@ class Feature(Struct, frozen=True):
 ENGINES = ("mistralrs", "vllm", "llamacpp", "mocker", "echo_core")
 ON_A_GPU = ("sglang",)
 """Tested by `benchmarks/gpu/sglang.py suite` alone, which names them in CONFORMANCE_ENGINE."""
+NOT_SHOWN = ("killed",)
+"""What no run of theirs has shown yet."""
 MODELS = ("mistralrs", "vllm", "llamacpp", "sglang")
 """They compute with the weights."""
 

@@ -10,7 +10,7 @@ import pytest
 from dynamo.engines.registry import make_engine
 from dynamo.protocols.engine import PreprocessedRequest
 from engines.conformance.conftest import Started, only, spec
-from engines.conformance.features import FEATURES, Has, those
+from engines.conformance.features import FEATURES, ON_A_GPU, Has, those
 from support.asking import answer, asking, chat, tiny_end, tiny_tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -108,11 +108,15 @@ async def test_a_seed_repeats_an_answer_or_is_logged_as_without_effect(
         first, again, other = [(await started.one(seeded(seed))).ids for seed in (7, 7, 8)]
         assert first == again != other
         return
-    engine = make_engine(started.name, spec(started.name))  # a new one: the log mentions it once
-    await engine.start()
-    with caplog.at_level("INFO"):
-        assert (await answer(engine, seeded(7))).error is None
-    await engine.close()
+    if started.name in ON_A_GPU:  # SGLang ends all children of its process when an engine is closed
+        with caplog.at_level("INFO"):
+            assert (await started.one(seeded(7))).error is None
+    else:
+        engine = make_engine(started.name, spec(started.name))  # a new one: the log mentions it once
+        await engine.start()
+        with caplog.at_level("INFO"):
+            assert (await answer(engine, seeded(7))).error is None
+        await engine.close()
     assert "seeds are accepted and have no effect" in caplog.text
 
 
@@ -159,6 +163,12 @@ async def test_a_repeated_prefix_is_served_from_the_cache(started: Started) -> N
         assert usage.prompt_tokens_details is not None
         return usage.prompt_tokens_details["cached_tokens"]
 
+    salted = await started.one(asking(prompt, max_tokens=2, cache_salt="none"))
+    if started.name in ON_A_GPU and salted.error is not None:  # SGLang 0.5.17
+        assert "has no cache_salt" in salted.error.message
+        assert await cached() == 0
+        assert await cached() == (len(prompt) - 1) // block * block
+        return
     assert await cached(cache_salt="one") == 0
     assert await cached(cache_salt="one") == (len(prompt) - 1) // block * block
     assert await cached(cache_salt="two") == 0

@@ -21,6 +21,7 @@ from dynamo.protocols.errors import InvalidArgument
 from engines.conformance.conftest import CONTEXT, Started, only, spec
 from engines.conformance.features import FEATURES, Has, engines_here, those
 from support.asking import asking
+from support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -53,7 +54,7 @@ async def test_a_prompt_longer_than_the_context_is_refused_by_the_engine_itself(
     kept = await started.one(asking([300] * CONTEXT))
     assert isinstance(kept.error, InvalidArgument)
     assert str(CONTEXT) in kept.error.message or str(CONTEXT - 1) in kept.error.message
-    assert started.engine.quiet()
+    await until(started.engine.quiet)
 
 
 async def test_it_declares_what_the_table_says(started: Started) -> None:

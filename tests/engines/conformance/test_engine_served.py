@@ -57,7 +57,8 @@ async def serving(name: str, folder: Path) -> AsyncIterator[Served]:
     arguments = folder / "arguments.json"
     arguments.write_text(json.dumps(settings.get("extra_engine_args", {})))
     environ = {"OMP_NUM_THREADS": "1", **settings.get("environ", {})}
-    async with Stack(folder, environ) as stack:
+    site = [Path(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    async with Stack(folder, environ, *site) as stack:
         flags = ("--context-length", str(CONTEXT), "--extra-engine-args", str(arguments))
         worker = await stack.python("-m", "dynamo.worker", name, "tiny", *flags, *settings.get("arguments", ()))
         frontend = await stack.frontend()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engines.conformance.features import ENGINES, FEATURES
+from engines.conformance.features import ENGINES, FEATURES, NOT_SHOWN, ON_A_GPU
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[2] / "docs" / "engines.md"
-NOT_RUN = ("sglang", "trtllm")
+NOT_RUN = ("trtllm",)
 
 
 def rows() -> list[str]:
     """The table, as the page must show it."""
-    names = ["echo" if name == "echo_core" else name for name in ENGINES]
+    names = ["echo" if name == "echo_core" else name for name in (*ENGINES, *ON_A_GPU)]
     table = [f"| | {' | '.join((*names, *NOT_RUN))} | test |", f"|---|{'---|' * (len(names) + len(NOT_RUN) + 1)}"]
-    for feature in FEATURES.values():
-        cells = [*(feature.engines[name].value for name in ENGINES), *("not run here" for _ in NOT_RUN)]
+    for key, feature in FEATURES.items():
+        shown = [*ENGINES, *(() if key in NOT_SHOWN else ON_A_GPU)]
+        cells = [*(feature.engines[name].value for name in shown)]
+        cells += ["not run here"] * (len(names) + len(NOT_RUN) - len(cells))
         table.append(f"| {feature.title} | {' | '.join(cells)} | {feature.test} |")
     return table
 

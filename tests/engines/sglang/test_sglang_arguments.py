@@ -66,6 +66,18 @@ def test_flags_of_dynamo_become_those_of_sglang() -> None:
     assert (made.nnodes, made.node_rank, made.dist_init_addr) == (2, 1, "10.1.2.3:6539")
 
 
+def test_a_draft_model_guesses_one_chain_of_tokens() -> None:
+    made = arguments(draft_model_path="small", draft=LocalModel(source="small", path=Path("/small")), draft_tokens=3)
+    assert (made.speculative_algorithm, made.speculative_draft_model_path) == ("STANDALONE", "/small")
+    assert (made.speculative_num_steps, made.speculative_eagle_topk, made.speculative_num_draft_tokens) == (3, 1, 4)
+
+
+def test_n_grams_of_the_prompt_guess_one_chain_of_tokens() -> None:
+    made = arguments(draft_model_path="ngram")
+    assert (made.speculative_algorithm, made.speculative_ngram_max_bfs_breadth) == ("NGRAM", 1)
+    assert (made.speculative_draft_model_path, made.speculative_num_draft_tokens) == (None, 5)
+
+
 def test_guided_decoding_is_on_unless_it_is_switched_off() -> None:
     assert not arguments("--grammar-backend", "xgrammar").skip_tokenizer_init
     assert arguments("--grammar-backend", "none").skip_tokenizer_init
@@ -89,6 +101,7 @@ def test_guided_json_has_no_whitespace_unless_a_pattern_is_given() -> None:
         ([], {"extra_engine_args": {"incremental_streaming_output": False}}, "this worker says True"),
         (["--context-length", "128"], {"context_length": 256}, "--context-length says 256"),
         ([], {"num_nodes": 2, "leader_addr": "host"}, "HOST:PORT"),
+        (["--speculative-algorithm", "EAGLE"], {"draft_model_path": "ngram"}, "--draft-model says NGRAM"),
     ],
 )
 def test_wrong_arguments_are_named(flags: list[str], fields: dict[str, Any], message: str) -> None:

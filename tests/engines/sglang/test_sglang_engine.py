@@ -123,12 +123,21 @@ async def test_no_token_passes_the_tokenizer_manager_unless_it_has_to_see_every_
         assert not manager.rid_to_state
 
 
+async def test_the_models_own_end_token_is_no_stop_of_the_clients(engine: Any) -> None:
+    own = await answer(engine, request(1, tokens=9, eos_token_ids=[4]))
+    hidden = await answer(engine, request(1, stop_conditions=StopConditions(max_tokens=9, stop_token_ids_hidden=[4])))
+    asked = StopConditions(max_tokens=9, stop_token_ids=[4], stop_token_ids_hidden=[4])
+    client = await answer(engine, request(1, stop_conditions=asked))
+    assert [(each.ids, each.last.finish_reason) for each in (own, hidden, client)] == [([2, 3, 4], "stop")] * 3
+    assert [each.last.stop_reason for each in (own, hidden, client)] == [None, None, 4]
+
+
 async def test_a_seed_that_has_no_effect_is_logged_once(engine: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for _ in range(2):
         await answer(engine, request(1, sampling_options=SamplingOptions(seed=3)))
     assert [record.message for record in caplog.records if "seeds" in record.message] == [
-        "SGLang has seeds only with --enable-deterministic-inference: here they have no effect"
+        "without --enable-deterministic-inference seeds are accepted and have no effect"
     ]
 
 
@@ -244,6 +253,18 @@ async def test_load_is_reported_when_it_changes(engine: Any) -> None:
     running.abort()
     await until(lambda: loads[-1].kv_used_blocks == 0)
     assert len(loads) == 2
+
+
+async def test_tokens_that_were_guessed_are_reported_with_the_load(make: Make) -> None:
+    loads: list[RankLoad] = []
+    engine = make("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "5")
+    await engine.start()
+    engine.on_load(loads.append)
+    sink = Kept()
+    engine.generate(request(1, tokens=6), sink)
+    await sink.done
+    await until(lambda: loads and loads[-1].draft_tokens)
+    assert (loads[-1].draft_tokens, loads[-1].accepted_tokens) == (6 * 4, 6 * 2)
 
 
 async def test_a_process_that_dies_fails_every_stream_so_that_it_moves(engine: Any) -> None:

@@ -133,6 +133,13 @@ def test_what_would_end_the_engine_is_refused_by_name(
         arguments(limits=limits, **fields)
 
 
+def test_without_a_seed_a_deterministic_engine_samples_each_request_in_another_way() -> None:
+    limits = SamplingLimits(seeded=True)
+    seeds = {arguments(limits=limits)["sampling_params"]["sampling_seed"] for _ in range(8)}
+    assert len(seeds) == 8
+    assert "sampling_seed" not in arguments()["sampling_params"]
+
+
 def test_a_deterministic_engine_takes_seeds_with_what_it_can_sample() -> None:
     sampling = SamplingOptions(seed=5, top_p=0.5, top_k=3, min_p=0.0)
     made = arguments(sampling_options=sampling, limits=SamplingLimits(seeded=True))["sampling_params"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,29 @@ def test_a_backend_for_guided_decoding_keeps_the_tokenizer_it_needs(tmp_path: Pa
     made = arguments("--guided-decoding-backend", "xgrammar", model_config=described_by)
     assert (made["skip_tokenizer_init"], made["tokenizer"]) == (False, str(tmp_path))
     assert "tokenizer" not in arguments(model_config=described_by)
+
+
+def compiled(folder: Path, *flags: str, **built: Any) -> dict[str, Any]:
+    (folder / "config.json").write_text(json.dumps({"build_config": built}))
+    (folder / "rank0.engine").touch()
+    model = LocalModel(source="m", path=folder)
+    described_by = LocalModel(source="config", path=FOLDER)
+    return llm_arguments(EngineSpec(model=model, model_config=described_by, arguments=list(flags)))
+
+
+def test_a_compiled_engine_is_run_as_it_was_built(tmp_path: Path) -> None:
+    made = compiled(tmp_path, max_seq_len=900, plugin_config={"tokens_per_block": 64})
+    assert (made["model"], made["max_seq_len"]) == (str(tmp_path), 900)
+    assert made["kv_cache_config"]["tokens_per_block"] == 64
+    assert "enable_iter_perf_stats" not in made
+    guided = compiled(tmp_path, "--guided-decoding-backend", "xgrammar")
+    assert (guided["tokenizer"], guided["kv_cache_config"]["tokens_per_block"]) == (str(FOLDER), 32)
+
+
+def test_a_compiled_engine_has_arguments_of_its_own(tmp_path: Path) -> None:
+    assert compiled(tmp_path, "--fail-fast-on-attention-window-too-large")["fail_fast_on_attention_window_too_large"]
+    with pytest.raises(EngineError, match="no argument 'cuda_graph_config'"):
+        compiled(tmp_path, "--cuda-graph-config", "{}")
 
 
 @pytest.mark.parametrize(

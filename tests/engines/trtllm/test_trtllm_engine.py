@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorrt_llm import LLM
+from tensorrt_llm._tensorrt_engine import LLM as CompiledLLM
 from tensorrt_llm.llmapi.llm import FATAL, REFUSED
 
 from dynamo.engines.base import EngineError, RankLoad
@@ -51,6 +54,22 @@ async def engine(make: Make) -> Any:
 def request(*ids: int, tokens: int | None = 4, **fields: Any) -> PreprocessedRequest:
     stops = fields.pop("stop_conditions", StopConditions(max_tokens=tokens))
     return PreprocessedRequest(token_ids=list(ids), stop_conditions=stops, **fields)
+
+
+async def test_a_compiled_engine_is_run_by_the_class_for_it(tmp_path: Path) -> None:
+    built = {"max_seq_len": 128, "plugin_config": {"tokens_per_block": 64}}
+    (tmp_path / "config.json").write_text(json.dumps({"build_config": built}))
+    (tmp_path / "rank0.engine").touch()
+    model, described_by = LocalModel(source="m", path=tmp_path), LocalModel(source="tiny", path=bundled())
+    engine = make_engine("trtllm", EngineSpec(model=model, model_config=described_by, model_name="m"))
+    info = await engine.start()
+    loads: list[RankLoad] = []
+    engine.on_load(loads.append)  # type: ignore[attr-defined]
+    kept = await answer(engine, request(5))
+    await until(lambda: loads)
+    await engine.close()
+    assert (info.context_length, info.kv_cache_block_size, kept.ids) == (128, 64, [6, 7, 8, 9])
+    assert isinstance(LLM.started.pop(), CompiledLLM)
 
 
 async def answer(engine: Any, asked: PreprocessedRequest) -> Kept:

@@ -50,8 +50,10 @@ async def test_the_state_of_a_context_is_continued_from_byte_for_byte(make: Make
     result = PrefillResult(disaggregated_params=travelled)
     await answer(decode, decode.continuing(structs.replace(request, prefill_result=result)))
     first, second = LLM.started
-    assert first.asked[0]["split"] == DisaggregatedParams("context_only")
-    assert second.asked[0]["split"] == DisaggregatedParams("generation_only", [8], 17, b"\x00state\xff")
+    assert first.asked[0]["split"] == DisaggregatedParams(request_type="context_only")
+    assert second.asked[0]["split"] == DisaggregatedParams(
+        request_type="generation_only", first_gen_tokens=[8], ctx_request_id=17, opaque_state=b"\x00state\xff"
+    )
 
 
 async def test_a_request_of_both_halves_has_no_parameters_of_a_hand_off(make: Make) -> None:

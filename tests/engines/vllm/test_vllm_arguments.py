@@ -50,6 +50,17 @@ def test_flags_of_dynamo_become_those_of_vllm() -> None:
     assert (made.nnodes, made.node_rank, made.master_addr, made.master_port) == (2, 1, "10.1.2.3", 6539)
 
 
+def test_a_draft_model_or_the_prompt_itself_guesses_tokens() -> None:
+    small = LocalModel(source="small", path=Path("/small"))
+    made = arguments(draft_model_path="small", draft=small, draft_tokens=3, tensor_parallel_size=2)
+    assert made.speculative_config == {
+        "method": "draft_model", "model": "/small", "draft_tensor_parallel_size": 2, "num_speculative_tokens": 3,
+    }  # fmt: skip
+    assert arguments(draft_model_path="ngram").speculative_config == {
+        "method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": 4,
+    }  # fmt: skip
+
+
 def test_a_follower_may_leave_the_layout_to_its_leader() -> None:
     node: dict[str, Any] = {"num_nodes": 2, "node_rank": 1, "leader_addr": "h:1"}
     assert arguments(**node).layout_from_leader
@@ -76,6 +87,7 @@ def test_a_gguf_file_needs_vllms_plugin(tmp_path: Path) -> None:
         (["--max-num-seqs", "many"], {}, "max-num-seqs"),
         ([], {"extra_engine_args": {"max_modl_len": 5}}, "did you mean 'max_model_len'"),
         (["--max-model-len", "128"], {"context_length": 256}, "--context-length says 256"),
+        (["--speculative-config", '{"method": "eagle"}'], {"draft_model_path": "ngram"}, "--draft-model says"),
         ([], {"kv_cache_block_size": 16}, "32 tokens or a multiple, not 16"),
         ([], {"num_nodes": 2, "leader_addr": "host:port"}, "--leader-addr"),
         ([], {"num_nodes": 2, "leader_addr": "h:1"}, "--tensor-parallel-size that is a multiple of 2"),

@@ -62,7 +62,13 @@ _SHOWN_SHARED = (
     "--router-temperature", "--use-kv-events", "--discovery-backend", "--request-plane", "--event-plane",
 )  # fmt: skip
 """The shared flags shown in the one screen of help; `python -m dynamo.frontend --help` shows all."""
-SHOWN = tuple(option for option in OPTIONS if option in options(RunSettings) or option.setting.flag in _SHOWN_SHARED)
+_HIDDEN = ("--draft-model", "--draft-tokens")
+"""Shown by `python -m dynamo.ENGINE --help`."""
+SHOWN = tuple(
+    option
+    for option in OPTIONS
+    if (option in options(RunSettings) and option.setting.flag not in _HIDDEN) or option.setting.flag in _SHOWN_SHARED
+)
 
 INPUTS = ("text", "stdin", "http", "batch:", "dyn://", "none")
 ENGINES = tuple(entry.name for entry in BUILT_IN if not entry.file)

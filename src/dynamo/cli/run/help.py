@@ -19,7 +19,7 @@ usage: dynamo-run [in=INPUT] [out=OUTPUT] [flags] [MODEL] [-- engine arguments] 
 """
 
 _TAIL = """\
-More      --api-key, --router-queue-policy …: all flags of python -m dynamo.frontend, see its --help
+More      --draft-model, --api-key …: all of python -m dynamo.vllm and dynamo.frontend, see their --help
 General   -v, -vv, --verbosity N         log more; finer with DYN_LOG=debug,dynamo.router=trace
           --version, --completion SHELL  the version; a script for bash, zsh or fish
 

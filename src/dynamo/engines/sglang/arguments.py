@@ -27,6 +27,12 @@ _FLAGS = {
     "nnodes": "--num-nodes",
     "node_rank": "--node-rank",
     "dist_init_addr": "--leader-addr",
+    "speculative_algorithm": "--draft-model",
+    "speculative_draft_model_path": "--draft-model",
+    "speculative_num_steps": "--draft-tokens",
+    "speculative_eagle_topk": "--draft-model",
+    "speculative_ngram_max_bfs_breadth": "--draft-model",
+    "speculative_num_draft_tokens": "--draft-tokens",
 }
 _FIXED = {"incremental_streaming_output": True}
 """How this worker reads SGLang's answers."""
@@ -99,11 +105,27 @@ def _from_flags(spec: EngineSpec) -> dict[str, Any]:
         asked["tp_size"] = spec.tensor_parallel_size
     if spec.base_gpu_id:
         asked["base_gpu_id"] = spec.base_gpu_id
+    if spec.guesses:
+        asked |= _speculation(spec)
     if spec.num_nodes > 1:
         asked |= {"nnodes": spec.num_nodes, "node_rank": spec.node_rank, "dist_init_addr": spec.leader_addr}
         if not (spec.leader_addr or "").rpartition(":")[2].isdigit():
             raise EngineError(f"--leader-addr must be HOST:PORT for SGLang, not {spec.leader_addr}")
     return asked
+
+
+def _speculation(spec: EngineSpec) -> dict[str, Any]:
+    """One chain of tokens: trees need pages of one token. SGLang counts the token that it samples itself too."""
+    if spec.draft is None:
+        how: dict[str, Any] = {"speculative_algorithm": "NGRAM", "speculative_ngram_max_bfs_breadth": 1}
+    else:
+        how = {
+            "speculative_algorithm": "STANDALONE",
+            "speculative_draft_model_path": str(spec.draft.path),
+            "speculative_num_steps": spec.guesses,
+            "speculative_eagle_topk": 1,
+        }
+    return {**how, "speculative_num_draft_tokens": spec.guesses + 1}
 
 
 def _defaults(spec: EngineSpec, sockets: Path) -> dict[str, Any]:

@@ -87,6 +87,7 @@ class SglangEngine(StreamEngine):
             max_num_batched_tokens=made.get("max_prefill_tokens"),
             data_parallel_size=self._ranks,
             guided_decoding=self._limits.guided,
+            draft_tokens=self._steps.ahead,
             worker_type=self._role,
             computes_prompts=self._role is not WorkerType.Decode,
             bootstrap=(self._host, int(made["disaggregation_bootstrap_port"]))
@@ -131,7 +132,7 @@ class SglangEngine(StreamEngine):
             return running
         if request.sampling_options.seed is not None and not self._limits.seeded and not self._seed_logged:
             self._seed_logged = True
-            log.info("SGLang has seeds only with --enable-deterministic-inference: here they have no effect")
+            log.info("without --enable-deterministic-inference seeds are accepted and have no effect")
         self._requests.add(running)
         self._steps.add(running)
         running.start()
@@ -185,6 +186,9 @@ class SglangEngine(StreamEngine):
                         active_prefill_tokens=rank.num_waiting_uncached_tokens,
                         kv_used_blocks=used,
                         kv_total_blocks=rank.max_total_num_tokens // self._page_size,
+                        # Steps are not told apart by ranks: the first one reports for all.
+                        draft_tokens=0 if rank.dp_rank else self._steps.draft_tokens,
+                        accepted_tokens=0 if rank.dp_rank else self._steps.accepted_tokens,
                     )
                     if before.get(rank.dp_rank) != now:
                         before[rank.dp_rank] = now

@@ -5,6 +5,7 @@ SGLang itself checks the values, against the model and against each other.
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -83,6 +84,8 @@ def sampling_params(request: PreprocessedRequest, limits: SamplingLimits = _NO_L
         params["top_k"] = sampling.top_k or -1  # 0 means all tokens for the client, -1 for SGLang
     if (seed := choice_seed(request, low=-(1 << 63), high=1 << 63)) is not None:
         params["sampling_seed"] = seed
+    elif limits.seeded:  # otherwise all requests have the same one, and all choices of a request are equal
+        params["sampling_seed"] = random.getrandbits(31)
     if sampling.logit_bias:
         params["logit_bias"] = sampling.logit_bias
     if stops.min_tokens:

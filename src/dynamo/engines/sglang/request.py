@@ -27,6 +27,9 @@ class SglangRequest(StreamRequest):
         self._arguments = arguments
         self._logprobs = request.output_options.logprobs
         self._prompt_logprobs = request.output_options.prompt_logprobs
+        stops = request.stop_conditions
+        own = {*request.eos_token_ids, *(stops.stop_token_ids_hidden or ())}
+        self._own_ends = own.difference(stops.stop_token_ids or ())
         self._plain = self._logprobs is None and self._prompt_logprobs is None
 
     async def _pump(self) -> None:
@@ -78,6 +81,8 @@ class SglangRequest(StreamRequest):
             self._sink.fail(error)
             return
         output.finish_reason, output.stop_reason = finish_reason(reason)
+        if output.stop_reason in self._own_ends:  # the client did not ask for it
+            output.stop_reason = None
         output.completion_usage = usage(facts["prompt_tokens"], facts["completion_tokens"], facts.get("cached_tokens"))
         self.finish(output)
 

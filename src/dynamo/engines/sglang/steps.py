@@ -23,7 +23,7 @@ READ = frozenset(
         "rids", "finished_reasons", "output_ids", "prompt_tokens", "completion_tokens", "cached_tokens",
         "input_token_logprobs_val", "input_token_logprobs_idx", "output_token_logprobs_val",
         "output_token_logprobs_idx", "input_top_logprobs_val", "input_top_logprobs_idx", "output_top_logprobs_val",
-        "output_top_logprobs_idx",
+        "output_top_logprobs_idx", "spec_verify_ct", "spec_num_correct_drafts",
     )
 )  # fmt: skip
 """Fields of a step."""
@@ -46,6 +46,10 @@ class Steps:
         """To be called before the tokenizer manager reads anything."""
         self._manager = manager
         self._running: dict[str, SglangRequest] = {}
+        self.ahead = (arguments.get("speculative_num_draft_tokens") or 1) - 1
+        """Tokens that are guessed at a time."""
+        self.draft_tokens = self.accepted_tokens = 0
+        """They count the requests that have ended."""
         watched = [f"--{name.replace('_', '-')}" for name in _WATCHED if arguments.get(name)]
         if not are_readable():
             log.warning("the steps of this version of SGLang cannot be read: every token costs more CPU time")
@@ -78,6 +82,9 @@ class Steps:
                 log.exception("a sink refused its tokens; dropping its request")
                 running.fail(from_exception(error))
             if ends[at] is not None:
+                if self.ahead and step.spec_verify_ct:
+                    self.draft_tokens += step.spec_verify_ct[at] * self.ahead
+                    self.accepted_tokens += step.spec_num_correct_drafts[at]
                 self._running.pop(rid, None)
                 self._manager.rid_to_state.pop(rid, None)
                 running.rest()

@@ -24,6 +24,7 @@ NAMES = (
     "tensorrt_llm.llmapi:KvCacheConfig.model_fields",
     "tensorrt_llm.llmapi:RequestError",
     "tensorrt_llm.llmapi.llm_args:TorchLlmArgs.model_fields",
+    "tensorrt_llm.llmapi.llm_args:TrtLlmArgs.model_fields",
 )
 
 # TensorRT-LLM takes long to import, but if it is missing, that must be known before a model is fetched.

@@ -10,10 +10,11 @@ from typing import Any
 
 import yaml
 from tensorrt_llm.llmapi import KvCacheConfig
-from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
+from tensorrt_llm.llmapi.llm_args import TorchLlmArgs, TrtLlmArgs
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
+from dynamo.engines.trtllm.compiled import built_with, is_compiled
 from dynamo.model import build_card
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import ModelError
@@ -39,6 +40,7 @@ _FLAGS = {
 }
 
 Path = tuple[str, ...]
+Fields = Mapping[str, Any]
 
 
 def llm_arguments(spec: EngineSpec) -> dict[str, Any]:
@@ -52,8 +54,9 @@ def llm_arguments(spec: EngineSpec) -> dict[str, Any]:
             "TensorRT-LLM spreads over nodes by MPI, not by --num-nodes: start this command with mpirun or srun and "
             "trtllm-llmapi-launch"
         )
-    given = _flatten(spec.extra_engine_args, "--extra-engine-args: ")
-    given |= dict(_from_words(spec.arguments))
+    fields = (TrtLlmArgs if is_compiled(spec.model.path) else TorchLlmArgs).model_fields
+    given = _flatten(spec.extra_engine_args, "--extra-engine-args: ", fields)
+    given |= dict(_from_words(spec.arguments, fields))
     asked = _from_flags(spec)
     for path, value in asked.items():
         if given.get(path, value) != value:
@@ -74,7 +77,7 @@ def llm_arguments(spec: EngineSpec) -> dict[str, Any]:
     return arguments
 
 
-def _from_words(words: list[str]) -> Iterator[tuple[Path, Any]]:
+def _from_words(words: list[str], fields: Fields) -> Iterator[tuple[Path, Any]]:
     left = list(words)
     while left:
         word = left.pop(0)
@@ -83,29 +86,28 @@ def _from_words(words: list[str]) -> Iterator[tuple[Path, Any]]:
         name, equals, text = word[2:].partition("=")
         if not equals:
             text = left.pop(0) if left and not left[0].startswith("--") else "true"
-        path = _path(name, f"unknown argument '--{name}': ")
+        path = _path(name, f"unknown argument '--{name}': ", fields)
         try:
             yield path, yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise EngineError(f"TensorRT-LLM: --{name}: {str(error).splitlines()[0]}") from None
 
 
-def _flatten(values: Mapping[str, Any], where: str, above: str = "") -> dict[Path, Any]:
+def _flatten(values: Mapping[str, Any], where: str, fields: Fields, above: str = "") -> dict[Path, Any]:
     found: dict[Path, Any] = {}
     for key, value in values.items():
-        path = _path(f"{above}{key}", where)
+        path = _path(f"{above}{key}", where, fields)
         if path[-1] in _NESTED and isinstance(value, Mapping):
-            found |= _flatten(value, where, f"{path[-1]}.")
+            found |= _flatten(value, where, fields, f"{path[-1]}.")
         else:
             found[path] = value
     return found
 
 
-def _path(name: str, where: str) -> Path:
+def _path(name: str, where: str, fields: Fields | None) -> Path:
     """Raises EngineError for a name that TensorRT-LLM does not have."""
     dotted = name.replace("-", "_")
     path = tuple(_SERVE_NAMES.get(dotted, dotted).split("."))
-    fields: Any = TorchLlmArgs.model_fields
     for at, part in enumerate(path):
         if fields is not None and part not in fields:
             raise EngineError(f"{where}TensorRT-LLM has no argument '{'.'.join(path)}'{nearest(part, list(fields))}")
@@ -129,12 +131,15 @@ def _from_flags(spec: EngineSpec) -> dict[Path, Any]:
 
 
 def _defaults(spec: EngineSpec) -> dict[Path, Any]:
-    defaults: dict[Path, Any] = {
-        ("enable_iter_perf_stats",): True,
-        ("kv_cache_config", "tokens_per_block"): BLOCK_TOKENS,
-    }
+    assert spec.model is not None
+    compiled = is_compiled(spec.model.path)
+    defaults: dict[Path, Any] = {("kv_cache_config", "tokens_per_block"): BLOCK_TOKENS}
+    if not compiled:  # a compiled engine reports its steps unasked
+        defaults["enable_iter_perf_stats",] = True
     if spec.kv_events:
         defaults["kv_cache_config", "event_buffer_max_size"] = EVENT_BUFFER
+    if compiled:
+        return defaults | built_with(spec.model.path)
     if (context := _context(spec)) is not None:
         defaults["max_seq_len",] = context
     return defaults

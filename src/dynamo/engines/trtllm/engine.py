@@ -7,6 +7,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tensorrt_llm import LLM
@@ -17,6 +18,7 @@ from dynamo.engines.owner_thread import OwnerThread
 from dynamo.engines.stream_engine import StreamEngine
 from dynamo.engines.stream_request import StreamRequest, first_line
 from dynamo.engines.trtllm import handoff
+from dynamo.engines.trtllm.compiled import is_compiled
 from dynamo.engines.trtllm.events import EventReader
 from dynamo.engines.trtllm.options import sampling_params
 from dynamo.engines.trtllm.request import TrtllmRequest
@@ -37,7 +39,7 @@ class TrtllmEngine(StreamEngine):
     def __init__(
         self, arguments: dict[str, Any], *, kv_events: bool = True, role: WorkerType = WorkerType.Aggregated
     ) -> None:
-        owner = OwnerThread("dynamo-trtllm", lambda: LLM(**arguments), lambda llm: llm.shutdown())
+        owner = OwnerThread("dynamo-trtllm", lambda: _load(arguments), lambda llm: llm.shutdown())
         super().__init__("TensorRT-LLM", owner)
         self._arguments = arguments
         self._role = role
@@ -125,7 +127,7 @@ class TrtllmEngine(StreamEngine):
         self._poll(lambda: self._llm.get_kv_cache_events_async(timeout=_WAIT_SECONDS), take)
 
     def on_load(self, listener: LoadListener) -> None:
-        if not self._arguments["enable_iter_perf_stats"]:
+        if not self._arguments.get("enable_iter_perf_stats", True):
             return
         self._poll(lambda: self._llm.get_stats_async(timeout=_WAIT_SECONDS), StatsReader(listener).take)
 
@@ -146,6 +148,15 @@ class TrtllmEngine(StreamEngine):
                 await asyncio.sleep(_POLL_SECONDS)
         except Exception as error:
             self._died(first_line(error))
+
+
+def _load(arguments: dict[str, Any]) -> Any:
+    """Blocks for minutes."""
+    if is_compiled(Path(arguments["model"])):
+        from tensorrt_llm._tensorrt_engine import LLM as CompiledLLM  # newer versions have none
+
+        return CompiledLLM(**arguments)
+    return LLM(**arguments)
 
 
 class StatsReader:

@@ -20,6 +20,11 @@ from dynamo.protocols.errors import ProtocolError
 _FLAG = "--disaggregation-mode"
 _MODES = {"agg": WorkerType.Aggregated, "prefill": WorkerType.Prefill, "decode": WorkerType.Decode}
 _BYTES = "opaque_state"
+_CARRIED = (
+    "request_type", "first_gen_tokens", "ctx_request_id", "opaque_state", "draft_tokens", "disagg_request_id",
+    "ctx_dp_rank", "ctx_info_endpoint",
+)  # fmt: skip
+"""What the other half needs; not all versions have all of them. The rest are tensors, or handles of one machine."""
 
 
 def take_role(words: Sequence[str]) -> tuple[WorkerType, list[str]]:
@@ -66,8 +71,8 @@ def to_wire(params: Any) -> dict[str, Any] | None:
         return None
     return {
         name: base64.b64encode(value).decode() if isinstance(value, bytes) else value
-        for name, value in vars(params).items()
-        if value is not None
+        for name in _CARRIED
+        if (value := getattr(params, name, None)) is not None
     }
 
 

@@ -36,7 +36,11 @@ class EngineArguments(AsyncEngineArgs):  # type: ignore[misc]
         config = super().create_engine_config(UsageContext.OPENAI_API_SERVER, **options)
         if self.compact_json:
             # Set here, because vLLM's check rejects it with the backend "auto"; all that "auto" prefers can do it.
-            config.structured_outputs_config.disable_any_whitespace = True
+            outputs, speculation = config.structured_outputs_config, config.speculative_config
+            outputs.disable_any_whitespace = True
+            if speculation is not None and speculation.method != "ngram":
+                # With a draft model vLLM makes a second configuration of this one, and checks it again.
+                outputs.backend = "xgrammar"
         return config
 
 
@@ -105,7 +109,10 @@ _FLAGS = {
     "node_rank": "--node-rank",
     "master_addr": "--leader-addr",
     "master_port": "--leader-addr",
+    "speculative_config": "--draft-model",
 }
+_LONGEST_NGRAM = 4
+"""Tokens that must have stood there before; vLLM looks for this many, then for fewer, down to two."""
 
 
 def _from_flags(spec: EngineSpec) -> dict[str, Any]:
@@ -116,6 +123,8 @@ def _from_flags(spec: EngineSpec) -> dict[str, Any]:
         asked["block_size"] = spec.kv_cache_block_size
     if spec.tensor_parallel_size != 1:
         asked["tensor_parallel_size"] = spec.tensor_parallel_size
+    if spec.guesses:
+        asked["speculative_config"] = _speculation(spec)
     if spec.num_nodes > 1:
         asked |= {"nnodes": spec.num_nodes, "node_rank": spec.node_rank}
         host, colon, port = (spec.leader_addr or "").rpartition(":")
@@ -127,6 +136,16 @@ def _from_flags(spec: EngineSpec) -> dict[str, Any]:
             asked["master_port"] = int(port)
         asked["master_addr"] = host.strip("[]")
     return asked
+
+
+def _speculation(spec: EngineSpec) -> dict[str, Any]:
+    if spec.draft is None:
+        how: dict[str, Any] = {"method": "ngram", "prompt_lookup_max": _LONGEST_NGRAM, "prompt_lookup_min": 2}
+    else:
+        how = {"method": "draft_model", "model": str(spec.draft.path)}
+        if spec.tensor_parallel_size != 1:
+            how["draft_tensor_parallel_size"] = spec.tensor_parallel_size
+    return {**how, "num_speculative_tokens": spec.guesses}
 
 
 def _files(spec: EngineSpec) -> dict[str, Any]:

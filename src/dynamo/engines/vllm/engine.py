@@ -105,6 +105,7 @@ class VllmEngine:
             model_types=("Embedding",) if self._embeds else None,
             guided_decoding=not config.model_config.skip_tokenizer_init,
             resumes_guided=are_resumed(config),
+            draft_tokens=config.speculative_config.num_speculative_tokens if config.speculative_config else 0,
         )
 
     def _load(self) -> AsyncLLM:
@@ -222,7 +223,7 @@ class VllmEngine:
             if step is not None and output.finish_reason is not None:
                 step.finished(output, running)
         if outputs.scheduler_stats is not None:
-            self._load_reports.step(outputs.engine_index, outputs.scheduler_stats.kv_cache_usage)
+            self._load_reports.step(outputs.engine_index, outputs.scheduler_stats)
         if meter is not None:
             meter.record(step, outputs)
 

@@ -17,6 +17,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from dynamo.engines.vllm.adapters import VllmAdapters
+from dynamo.engines.vllm.environment import installed
 from dynamo.engines.vllm.options import SALT_PREFIX, sampling_params
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.errors import InvalidArgument
@@ -36,6 +37,7 @@ class Intake:
         self._thinks = bool(getattr(config.reasoning_config, "enabled", False))
         self._most_tokens = config.model_config.max_model_len
         self._vocabulary = config.model_config.get_vocab_size()
+        self._greedy_only = installed().cpu and config.speculative_config is not None
         self._unchecked_ids = config.model_config.skip_tokenizer_init
         self._encoder = msgspec.msgpack.Encoder()
         self._known: dict[bytes, Any] = {}
@@ -82,6 +84,10 @@ class Intake:
         return made
 
     def params(self, request: PreprocessedRequest) -> Any:
+        if self._greedy_only and request.sampling_options.temperature != 0:
+            raise InvalidArgument(
+                "temperature must be 0: this worker guesses tokens ahead, with which vLLM for CPUs samples wrong ones"
+            )
         return sampling_params(request, thinks=self._thinks)
 
     def _options(self, request: PreprocessedRequest) -> bytes | None:

@@ -86,15 +86,21 @@ class LoadReports:
         self._blocks = blocks
         self._listener: LoadListener | None = None
         self._used: dict[int, int] = {}
+        self._guessed: dict[int, tuple[int, int]] = {}
+        """The tokens that each rank has guessed since the start, and those of them that were right."""
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self, listener: LoadListener) -> None:
         self._listener = listener
 
-    def step(self, rank: int, usage: float) -> None:
+    def step(self, rank: int, stats: Any) -> None:
+        """`stats` are the scheduler's."""
+        if (guesses := stats.spec_decoding_stats) is not None:
+            drafted, accepted = self._guessed.get(rank, (0, 0))
+            self._guessed[rank] = drafted + guesses.num_draft_tokens, accepted + guesses.num_accepted_tokens
         if self._listener is None:
             return
-        self._used[rank] = round(usage * self._blocks)
+        self._used[rank] = round(stats.kv_cache_usage * self._blocks)
         if self._timer is None:
             self._report()
 
@@ -104,8 +110,16 @@ class LoadReports:
             return
         used, self._used = self._used, {}
         for rank, blocks in used.items():
+            drafted, accepted = self._guessed.get(rank, (0, 0))
             self._listener(
-                RankLoad(dp_rank=rank, active_decode_blocks=blocks, kv_used_blocks=blocks, kv_total_blocks=self._blocks)
+                RankLoad(
+                    dp_rank=rank,
+                    active_decode_blocks=blocks,
+                    kv_used_blocks=blocks,
+                    kv_total_blocks=self._blocks,
+                    draft_tokens=drafted,
+                    accepted_tokens=accepted,
+                )
             )
         self._timer = asyncio.get_running_loop().call_later(_LOAD_SECONDS, self._report)
 

@@ -72,6 +72,8 @@ class WorkerRows:
             row["prefill_tokens"] = status.prefill_tokens
         if status.cached_blocks is not None:
             row["cached_blocks"] = status.cached_blocks
+        if status.acceptance is not None:
+            row["draft_acceptance"] = round(status.acceptance, 3)
         last = self._last_requests.get(worker)
         if last is None and not worker.dp_rank:
             last = self._last_requests.get((worker.worker_id, None))

@@ -45,11 +45,14 @@ class WorkerMetricsPublisher:
         kv_total_blocks: int | None = None,
         host_weight: float | None = None,
         disk_weight: float | None = None,
+        draft_tokens: int | None = None,
+        accepted_tokens: int | None = None,
         tiers: Sequence[TierReport] = (),
     ) -> None:
         """Report new figures of one rank, from any thread; those not given stay, and only changes are sent.
 
-        The weights say what a block in host memory or on disk is worth, as a share of one on the device.
+        The weights say what a block in host memory or on disk is worth, as a share of one on the device;
+        `draft_tokens` were guessed since the start, and `accepted_tokens` of them were right.
         """
         if self._board is None:
             raise RuntimeError("await create_endpoint(endpoint) before publishing load")
@@ -58,6 +61,8 @@ class WorkerMetricsPublisher:
             "kv_used_blocks": kv_used_blocks,
             "active_prefill_tokens": active_prefill_tokens,
             "kv_total_blocks": kv_total_blocks,
+            "draft_tokens": draft_tokens,
+            "accepted_tokens": accepted_tokens,
         }
         weights = {"host_weight": host_weight, "disk_weight": disk_weight}
         for name, weight in weights.items():

@@ -115,6 +115,7 @@ def kv_status(
             int(tokens),
             None if index is None else index.blocks(worker),
             _tiers(worker, index, reported) if index is not None and (index.has_tiers or reported) else (),
+            reported.get(worker).acceptance if reported else None,
         )
         for worker, requests, blocks, tokens in columns
     ]

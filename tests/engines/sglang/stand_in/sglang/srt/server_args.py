@@ -12,8 +12,12 @@ ALIASES = {
     "pp_size": ("--pipeline-parallel-size",),
     "dp_size": ("--data-parallel-size",),
     "dist_init_addr": ("--nccl-init-addr",),
+    "speculative_draft_model_path": ("--speculative-draft-model",),
 }
-INTEGERS = {"context_length", "max_running_requests", "max_total_tokens", "page_size"}
+INTEGERS = {
+    "context_length", "max_running_requests", "max_total_tokens", "page_size", "speculative_num_steps",
+    "speculative_eagle_topk", "speculative_num_draft_tokens",
+}  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -57,6 +61,12 @@ class ServerArgs:
     disaggregation_transfer_backend: str = "mooncake"
     disaggregation_bootstrap_port: int = 8998
     json_model_override_args: str = "{}"
+    speculative_algorithm: str | None = None
+    speculative_draft_model_path: str | None = None
+    speculative_num_steps: int | None = None
+    speculative_eagle_topk: int | None = None
+    speculative_num_draft_tokens: int | None = None
+    speculative_ngram_max_bfs_breadth: int = 10
     log_level: str = "info"
 
     @staticmethod

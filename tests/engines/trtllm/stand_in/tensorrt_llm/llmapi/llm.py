@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import enum
 import hashlib
 import itertools
 from typing import Any, NamedTuple
@@ -23,13 +24,28 @@ class Logprob(NamedTuple):
     rank: int | None = None
 
 
-@dataclasses.dataclass
+class DisaggScheduleStyle(enum.IntEnum):
+    CONTEXT_FIRST = 0
+    GENERATION_FIRST = 1
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
 class DisaggregatedParams:
     request_type: str | None = None
     first_gen_tokens: list[int] | None = None
+    first_gen_log_probs: list[Any] | None = None
+    first_gen_logits: list[Any] | None = None
     ctx_request_id: int | None = None
     opaque_state: bytes | None = None
     draft_tokens: list[int] | None = None
+    disagg_request_id: int | None = None
+    ctx_dp_rank: int | None = None
+    ctx_info_endpoint: str | None = None
+    schedule_style: DisaggScheduleStyle | None = None
+    multimodal_embedding_handles: list[dict[str, Any]] | None = None
+    multimodal_hashes: list[list[int]] | None = None
+    mrope_position_ids_handle: dict[str, Any] | None = None
+    mrope_position_deltas_handle: dict[str, Any] | None = None
 
 
 class CompletionOutput:
@@ -170,6 +186,7 @@ class LLM:
         streaming: bool = False,
         kv_cache_retention_config: Any = None,
         disaggregated_params: Any = None,
+        _postproc_params: Any = None,
         scheduling_params: Any = None,
         cache_salt: str | None = None,
     ) -> RequestOutput:
@@ -180,7 +197,11 @@ class LLM:
         )
         result = RequestOutput(self, inputs, sampling_params, streaming)
         if disaggregated_params is not None and disaggregated_params.request_type == "context_only":
-            held = DisaggregatedParams("context_only", [inputs[-1] + 1], 17, b"\x00state\xff")
+            held = DisaggregatedParams(
+                request_type="context_only", first_gen_tokens=[inputs[-1] + 1], ctx_request_id=17,
+                opaque_state=b"\x00state\xff", first_gen_log_probs=[[{inputs[-1] + 1: Logprob(-0.5, 1)}]],
+                schedule_style=DisaggScheduleStyle.CONTEXT_FIRST,
+            )  # fmt: skip
             result.outputs[0].disaggregated_params = held
         self.running.add(result)
         self.report()

@@ -38,3 +38,27 @@ class TorchLlmArgs:
         "cuda_graph_config": None,
         "cache_transceiver_config": None,
     }
+
+
+class TrtLlmArgs:
+    """Of compiled engines."""
+
+    model_fields: dict[str, Any] = {  # noqa: RUF012
+        "model": ...,
+        "tokenizer": None,
+        "skip_tokenizer_init": False,
+        "trust_remote_code": False,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "moe_expert_parallel_size": None,
+        "kv_cache_config": None,
+        "enable_chunked_prefill": False,
+        "guided_decoding_backend": None,
+        "speculative_config": None,
+        "max_batch_size": None,
+        "max_seq_len": None,
+        "max_num_tokens": None,
+        "cache_transceiver_config": None,
+        "enable_build_cache": False,
+        "fail_fast_on_attention_window_too_large": False,
+    }

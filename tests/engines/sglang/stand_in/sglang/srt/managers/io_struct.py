@@ -23,3 +23,5 @@ class BatchTokenIDOutput(msgspec.Struct, tag=True, kw_only=True, array_like=True
     input_top_logprobs_idx: list[Any] | None
     output_top_logprobs_val: list[Any] | None
     output_top_logprobs_idx: list[Any] | None
+    spec_verify_ct: list[int] | None = None
+    spec_num_correct_drafts: list[int] | None = None

@@ -91,6 +91,9 @@ class Scheduler:
             prompt_tokens=[len(each.obj.input_ids) for _, each in running],
             completion_tokens=[each.given for _, each in running],
             cached_tokens=[each.cached for _, each in running],
+            # As if of the tokens guessed in each step two were right, which it then does not spare.
+            spec_verify_ct=[each.given for _, each in running],
+            spec_num_correct_drafts=[2 * each.given for _, each in running],
             **{name: [each[name] for each in scores] if scored else None for name in self._scores(None, [])},
         )
 
