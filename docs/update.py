@@ -12,6 +12,7 @@ from dynamo.engines.echo import EchoSettings
 from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.mocker import MockerArgs
 from dynamo.frontend.measure.trace_sinks import TraceSettings, TraceSinkSettings
+from dynamo.kubernetes.operator.life import OperatorSettings
 from dynamo.lab.plan.command import PlanSettings
 from dynamo.lab.replay.settings import ReplaySettings, TrafficSettings
 from dynamo.model import AdapterConfig, FetchConfig, HubConfig, PullConfig, S3Config
@@ -45,6 +46,7 @@ TABLES = {
     "mocker": (SeveralSettings, MockerArgs),
     "nats": (NatsConfig,),
     "network": (NetworkSettings,),
+    "operator": (OperatorSettings,),
     "planner": (PlannerSettings, PlannerConfig),
     "replay": (TrafficSettings, ReplaySettings),
     "plan": (PlanSettings,),

@@ -65,12 +65,11 @@ def test_a_command_by_another_name_is_understood(
     ids=lambda words: " ".join(words[2:4])[-20:],
 )
 def test_a_reader_that_leaves_ends_a_command_without_a_word(words: list[str], tmp_path: Path) -> None:
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
-    assert process.stdout
-    process.stdout.close()
-    assert process.stderr
-    said = process.stderr.read().decode()
-    assert process.wait(PATIENCE) == 141
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        process.stdout.close()
+        assert process.stderr
+        said = process.stderr.read().decode()
+        assert process.wait(PATIENCE) == 141
     assert "error" not in said.lower()
     assert "Traceback" not in said
-    process.stderr.close()

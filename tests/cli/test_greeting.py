@@ -15,6 +15,7 @@ from dynamo.frontend.config import FrontendConfig
 def test_the_greeting_names_the_page_if_there_is_one(ui: bool) -> None:
     lines = greeting("http://127.0.0.1:8080", FrontendConfig(ui=ui), "tiny").splitlines()
     assert ("to chat, open http://127.0.0.1:8080/ in a browser" in lines) == ui
+    assert ("to watch the workers, open http://127.0.0.1:8080/fleet" in lines) == ui
 
 
 def test_make_run_says_what_it_does_before_it_does_it() -> None:

@@ -33,6 +33,15 @@ async def test_the_pages_and_all_that_they_load_are_small(live: Live) -> None:
     assert loaded == {path.name for path in STATIC.iterdir() if path.suffix in TYPES}
 
 
+async def test_what_is_loaded_when_it_is_needed_is_small_and_has_its_licence(live: Live) -> None:
+    version = LINK.findall(gzip.decompress((await fetched(live, "/", **{"Accept-Encoding": "gzip"}))[1]).decode())[0]
+    for path in (STATIC / "vendor").glob("*.js"):
+        file, packed = await fetched(live, f"/{version.rpartition('/')[0]}/{path.name}", **{"Accept-Encoding": "gzip"})
+        assert file.status == 200
+        assert len(packed) < 80_000
+        assert path.with_suffix(".LICENSE").read_text()
+
+
 async def page_and_files(live: Live, path: str) -> tuple[set[str], int]:
     """The names of all that a page loads, and how many bytes it is with them."""
     answer, packed = await fetched(live, path, **{"Accept-Encoding": "gzip"})

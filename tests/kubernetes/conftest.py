@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.cluster import workloads
+from support.cluster import operating, workloads
 from support.cluster.running import Cluster, why_not
 
 
@@ -17,6 +17,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.fail(f"no cluster: {why}")
     with Cluster(tmp_path_factory.mktemp("cluster")) as made:
         made.define(workloads.DEFINITION.read_text(), "dynamoworkermetadatas")
+        for plural, file in operating.DEFINITIONS.items():
+            made.define(file.read_text(), plural)
         yield made
 
 

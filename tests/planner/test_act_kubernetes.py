@@ -16,7 +16,7 @@ from dynamo.kubernetes.api import KubernetesApi, decoded
 from dynamo.kubernetes.cluster import ClusterAccess
 from dynamo.kubernetes.errors import KubernetesError
 from dynamo.planner import Planner, PlannerConfig, TrafficSeen
-from dynamo.planner.act.kubernetes import Graph, GraphActor, Workload, WorkloadActor, kubernetes_actor
+from dynamo.planner.act.kubernetes import GraphActor, ScaledGraph, Workload, WorkloadActor, kubernetes_actor
 from dynamo.planner.config import PlannerConfigError, parse_config
 from dynamo.planner.parts import ActorError, Measurement, PoolLoad, PoolOrder
 from support.kube_server import KubeServer
@@ -322,7 +322,7 @@ async def test_advice_writes_nothing(server: KubeServer, api: KubernetesApi) -> 
 
 @given(st.binary(max_size=200))
 def test_any_answer_is_read_or_refused(data: bytes) -> None:
-    for kind in (Workload, Graph):
+    for kind in (Workload, ScaledGraph):
         try:
             decoded(data, kind, "an answer")
         except KubernetesError:
@@ -339,7 +339,7 @@ json_values = st.recursive(
 @given(st.fixed_dictionaries({"metadata": json_values, "spec": json_values, "status": json_values}))
 def test_any_object_is_read_or_refused(thing: Mapping[str, Any]) -> None:
     data = msgspec.json.encode({**thing, "metadata": {"resourceVersion": "1"}}) if thing["metadata"] else b"{}"
-    for kind in (Workload, Graph):
+    for kind in (Workload, ScaledGraph):
         try:
             decoded(data, kind, "an answer")
         except KubernetesError:

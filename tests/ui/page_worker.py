@@ -1,7 +1,7 @@
-"""A worker with two models that do what they are asked: `talker` takes tokens, `painter` takes messages with pictures.
+"""A worker with models that do what they are asked: `talker` takes tokens, `painter` takes messages with pictures.
 
-Both repeat the last message, unless it begins with a word of `answer`. SLOW goes on until the client
-leaves, PACED is not sent at once.
+`embedder` embeds texts. The others repeat the last message, unless it begins with a word of `answer`. SLOW goes on
+until the client leaves, PACED is not sent at once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 import uvloop
 
 from dynamo.llm.register import register_card
+from dynamo.protocols.card import ModelType
 from dynamo.runtime import Context, DistributedRuntime, dynamo_worker
-from support.toys import EOS, text_card, toy_card, toy_tokenizer
+from support.toys import EOS, embed_tokens, text_card, toy_card, toy_tokenizer
 
 TURN = re.compile(r"<\|im_start\|>(user|tool)\n(.*?)<\|im_end\|>", re.DOTALL)
 CALL = re.compile(r"CALL (\S+) (\{.*\})", re.DOTALL)
@@ -68,11 +69,16 @@ async def paint(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
 @dynamo_worker()
 async def worker(runtime: DistributedRuntime) -> None:
     folder = Path(os.environ["MODEL_FOLDER"])
-    talker, painter = (runtime.endpoint(f"dynamo.{name}.generate") for name in ("talker", "painter"))
+    names = ("talker", "embedder", "painter")
+    talker, embedder, painter = (runtime.endpoint(f"dynamo.{name}.generate") for name in names)
     await register_card(talker, toy_card(folder, "talker", tool_call_parser="hermes", reasoning_parser="basic"))
+    # Before the painter, for which tests wait.
+    await register_card(embedder, toy_card(folder, "embedder", ModelType.Embedding))
     await register_card(painter, text_card("painter"))
     print("the page's worker is ready", file=sys.stderr, flush=True)
-    await asyncio.gather(talker.serve_endpoint(talk), painter.serve_endpoint(paint))
+    await asyncio.gather(
+        talker.serve_endpoint(talk), embedder.serve_endpoint(embed_tokens), painter.serve_endpoint(paint)
+    )
 
 
 if __name__ == "__main__":

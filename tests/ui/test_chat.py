@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ui.conftest import Chat
+from support.toys import toy_folder
+from ui.conftest import Chat, Servers
 
 pytestmark = pytest.mark.ui
 
@@ -21,12 +23,21 @@ def clipboard(chat: Chat) -> str:
 
 
 def test_an_answer_says_how_fast_it_was_and_which_worker_gave_it(chat: Chat) -> None:
-    answer = chat.ask("one two three")
-    assert chat.said() == ["one two three"]
+    answer = chat.ask("PACED" + " one two three" * 20)
+    assert chat.said() == ["PACED" + " one two three" * 20]
     facts = answer.locator(".stats").inner_text()
     for part in ("tokens/s", "first token", "tokens", "3 of ", "cached", "worker "):
         assert part in facts
-    assert chat.page.title() == "one two three · Dynamo"
+    assert chat.page.title().startswith("PACED one two three")
+    assert chat.page.title().endswith(" · Dynamo")
+
+
+def test_an_answer_of_one_piece_has_no_speed(at: Callable[..., Any], url: str) -> None:
+    chat = at(url).opened("painter")
+    answer = chat.ask("a short answer")
+    facts = answer.locator(".stats").inner_text()
+    assert "first token" in facts
+    assert "tokens/s" not in facts
 
 
 def test_the_worker_under_an_answer_is_the_one_that_the_server_names(chat: Chat) -> None:
@@ -337,3 +348,32 @@ def test_nothing_is_wider_than_the_screen(chat: Chat, width: int) -> None:
     assert chat.page.evaluate(
         "document.getElementById('scroller').scrollWidth <= document.getElementById('scroller').clientWidth"
     )
+
+
+def test_models_that_do_not_chat_are_not_offered(chat: Chat) -> None:
+    listed = chat.page.request.get(chat.url + "/v1/models").json()["data"]
+    assert {model["id"] for model in listed} == {"embedder", "painter", "talker"}
+    assert chat.page.locator("select.model option").all_inner_texts() == ["painter", "talker"]
+
+
+def test_a_conversation_longer_than_the_context_goes_on_without_its_oldest_turns(
+    at: Callable[..., Any], tmp_path: Path
+) -> None:
+    servers = Servers(tmp_path, toy_folder(tmp_path / "short"))
+    with servers.frontend() as (frontend, url), servers.worker():
+        frontend.line_with("model 'painter' can be served")
+        chat = at(url).opened()
+        chat.expected = ("400",)
+        words = "one two three four five six seven eight " * 20
+        for number in range(8):
+            answer = chat.ask(f"{number} {words}")
+            assert chat.said()[-1].startswith(str(number))
+        assert "of the context" in answer.locator(".stats").inner_text()
+        assert "oldest messages" in answer.locator(".stats").inner_text()
+        answer = chat.ask("x" * 20_000)
+        assert "context" in answer.locator(".problem").inner_text()
+
+
+def test_the_page_leads_to_the_fleet(chat: Chat) -> None:
+    chat.page.get_by_role("link", name="Fleet").click()
+    chat.page.wait_for_url(chat.url + "/fleet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -22,6 +23,7 @@ PIECES = (
     "# Title\n", "plain text", "\n", "\n\n", "**bold**", "*it*", "`code`", "- item\n", "  - inner\n", "1. one\n",
     "2. two\n", "- [x] done\n", "> quote\n", "```python\nx = 1\n", "```\n", "~~~\n", "| a | b |\n", "|:--|--:|\n",
     "| 1 | 2 |\n", "---\n", "[link](https://example.org)", "https://example.org/a.", "~~gone~~", "***", "_", "\\*",
+    "$x^2$", "$$\n", "$$y$$", "\\(a_1\\)", "\\[", "\\]\n", "$5 ",
     "<b>", "    ", "\t", "é🎉", "\u0007", "![p](https://example.org/x.png)", "word_with_underscores", "2 * 3 * 4", "\r",
 )  # fmt: skip
 
@@ -57,7 +59,49 @@ def test_blocks(chat: Chat) -> None:
     assert rendered(chat, "1. a\n   ```\n   x\n   ```\n2. b").count("<li") == 2
 
 
+def with_formulas(chat: Chat) -> None:
+    """Until the library for formulas is there, as it is fetched with the first one."""
+    chat.until(f"({RENDER})(['$x$', []]).then((html) => html.includes('<math'))")
+
+
+@pytest.mark.parametrize(
+    ("text", "formulas"),
+    [
+        ("so $x^2 + 1$ is", ["x^2 + 1"]),
+        ("\\(a_1\\) and \\(a_2\\)", ["a_1", "a_2"]),
+        ("$5 and $10, or US$ 3 and $HOME/$USER", []),
+        ("\\$a\\$ and `$x$`", []),
+        ("see\n$$\n\\frac{1}{2}\n$$\nend", ["\\frac{1}{2}"]),
+        ("\\[\n\\int_0^1 x\\,dx\n\\]", ["\\int_0^1 x\\,dx"]),
+        ("- one \\[y\\]\n- **two $z$**", ["y", "z"]),
+        ("| $a$ | b |\n|---|---|\n| $\\alpha$ | c |", ["a", "\\alpha"]),
+        ("```\n$x$\n```", []),
+    ],
+)
+def test_formulas_and_what_is_none(chat: Chat, text: str, formulas: list[str]) -> None:
+    with_formulas(chat)
+    html = rendered(chat, text)
+    assert re.findall('<math[^>]* aria-label="([^"]*)"', html) == formulas
+    if not formulas:
+        assert "formula" not in html
+
+
+def test_a_formula_that_is_none_shows_its_source(chat: Chat) -> None:
+    with_formulas(chat)
+    for source in ("$\\frac{1}{$", "$$\\nothing{x}$$", "$\\href{javascript:alert(1)}{x}$", "$" + "x" * 5000 + "$"):
+        html = rendered(chat, source)
+        assert "<math" not in html
+        assert source in html
+
+
+def test_an_answer_with_a_formula_shows_it(chat: Chat) -> None:
+    answer = chat.ask("Euler: $e^{i\\pi} = -1$")
+    answer.locator("math").wait_for()
+    assert answer.locator("math").get_attribute("aria-label") == "e^{i\\pi} = -1"
+
+
 def test_text_in_pieces_becomes_the_same_as_at_once(chat: Chat) -> None:
+    with_formulas(chat)
     for seed in range(60):
         rng = random.Random(seed)
         text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 40)))

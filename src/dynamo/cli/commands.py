@@ -52,6 +52,14 @@ COMMANDS = (
         main="dynamo.cli.serve:main", parser="dynamo.cli.serve:parser",
     ),
     CliCommand(
+        name="deploy", takes="FILE.yaml", about="the same in a Kubernetes cluster", group="fleet",
+        main="dynamo.cli.cluster.deploy:main", parser="dynamo.cli.cluster.deploy:parser",
+    ),
+    CliCommand(
+        name="render", takes="FILE.yaml", about="what that makes in a cluster, as plain objects", group="fleet",
+        main="dynamo.cli.cluster.render:main", parser="dynamo.cli.cluster.render:parser",
+    ),
+    CliCommand(
         name="top", takes="[URL]", about="watch a server's workers, requests and routing decisions", group="fleet",
         main="dynamo.cli.top.command:top", parser="dynamo.cli.top.command:parser",
     ),

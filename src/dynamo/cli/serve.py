@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dynamo.cli.cluster.local import holds_graph, read_local_graph
 from dynamo.process.supervisor import Deployment, Supervisor, read_deployment
 from dynamo.process.supervisor.home import home_of
 from dynamo.process.supervisor.output import PrefixedOutput
@@ -32,6 +33,8 @@ EXAMPLE = """\
       env: {DYN_LOG: debug}      # {index} in a flag or variable is the number of the replica, from 0
     frontend:
       flags: {http-port: 8080, router-mode: kv}
+
+FILE.yaml may also be a DynamoGraphDeployment of Kubernetes: its containers run here as processes, without images.
 """
 
 
@@ -50,11 +53,11 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> None:
         return
     asked = parser().parse_args(words)
     if asked.check:
-        _print_commands(_read(asked.file))
+        _print_commands(_read(asked.file, environ))
     elif asked.stop:
-        _run(_stop(_read(asked.file), Path(asked.file), environ))
+        _run(_stop(_read(asked.file, environ), Path(asked.file), environ))
     else:
-        _run(_serve(_read(asked.file), Path(asked.file), environ))
+        _run(_serve(_read(asked.file, environ), Path(asked.file), environ))
 
 
 def _run(work: Coroutine[Any, Any, int]) -> None:
@@ -66,8 +69,13 @@ def _run(work: Coroutine[Any, Any, int]) -> None:
         raise SystemExit(code)
 
 
-def _read(file: str) -> Deployment:
+def _read(file: str, environ: Mapping[str, str]) -> Deployment:
     try:
+        if holds_graph(Path(file)):
+            deployment, notes = read_local_graph(Path(file), environ)
+            for note in notes:
+                print(f"note: {note}", file=sys.stderr)
+            return deployment
         return read_deployment(Path(file))
     except StartError as error:
         raise fail(str(error), code=2, error=error) from None

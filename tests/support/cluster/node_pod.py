@@ -135,6 +135,8 @@ class NodePod:
             "exitCode": code if code >= 0 else 128 - code, "reason": "Error" if code else "Completed",
             "startedAt": begun, "finishedAt": now(),
         }  # fmt: skip
+        if code and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            done["message"] = log.read_text(errors="replace")[-2048:]
         self._set(container, ContainerState({"terminated": done}, is_init and code == 0, before.restarts, before.last))
         return code
 
@@ -152,6 +154,9 @@ class NodePod:
         """SIGTERM, so many seconds, SIGKILL; then the pod's object is deleted for good."""
         self.ending = True
         self._changed.set()
+        begun = time.monotonic()
+        await self._run_pre_stop(grace)
+        grace = max(0.0, grace - (time.monotonic() - begun))
         living = [process for process in self._processes.values() if process.returncode is None]
         for process in living:
             with contextlib.suppress(ProcessLookupError):
@@ -168,6 +173,21 @@ class NodePod:
         with contextlib.suppress(KubernetesError):
             await self._api.delete(PODS, self.name, namespace=self._fields.namespace, uid=self.uid, grace=0)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def _run_pre_stop(self, grace: float) -> None:
+        """The commands that containers run before their SIGTERM, in their place in the pod."""
+        running = []
+        for container in self.pod["spec"]["containers"]:
+            hook = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec")
+            process = self._processes.get(container["name"])
+            if hook and self._sandbox and process and process.returncode is None:
+                variables = await environment(self._sources, container, self._path)
+                log = self.folder / f"{container['name']}.stop.log"
+                running.append(
+                    await self._sandbox.start(self.pod, container, variables, hook["command"], self._volumes, log)
+                )
+        if running:
+            await asyncio.wait([asyncio.create_task(each.wait()) for each in running], timeout=grace)
 
     def kill(self) -> None:
         for process in self._processes.values():

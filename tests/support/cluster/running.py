@@ -30,6 +30,25 @@ def why_not() -> str | None:
     return None
 
 
+class Asking:
+    """Requests that somebody else makes meanwhile."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def more(self, count: int) -> None:
+        """Wait until so many more were answered, or failed."""
+        assert self._process.stdout
+        for _ in range(count):
+            assert self._process.stdout.readline().strip().isdigit()
+
+    def end(self) -> Object:
+        """How many there were, the texts that came, and what failed."""
+        said, _ = self._process.communicate()
+        summary: Object = json.loads(said.splitlines()[-1])
+        return summary
+
+
 class Cluster:
     """In a network and PID namespace of its own: killing its first process ends everything, mounts included."""
 
@@ -46,7 +65,8 @@ class Cluster:
                 # It ends with the tests, also where these are killed.
                 ["setpriv", "--pdeathsig", "KILL", *UNSHARE,
                  sys.executable, "-m", "support.cluster.control_plane", str(self.folder), *self._nodes],
-                env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, "PYTHONPATH": path, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         until_sync(self._is_ready)
         return self
@@ -136,6 +156,20 @@ class Cluster:
             words += ["--header", "Content-Type: application/json", "--data", json.dumps(body)]
         answer: Object = json.loads(self.run(*words))
         return answer
+
+    @contextmanager
+    def asking(self, namespace: str, service: str, width: int = 4) -> Iterator[Asking]:
+        """Greedy completions of a Service's frontends, all the time."""
+        process = subprocess.Popen(
+            [*self.inside, sys.executable, "-m", "support.cluster.asking", namespace, service, str(width)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'src'}"},
+        )  # fmt: skip
+        try:
+            yield Asking(process)
+        finally:
+            process.kill()
+            process.communicate()
 
     def addresses(self, app: str, namespace: str) -> list[str]:
         """Of its pods that are not about to end."""

@@ -153,6 +153,7 @@ async def _answer(
     request = ollama_to_chat(call.body, model.name)
     validate_chat(request)
     conversation = Conversation(model, request, call.context(request), call.record)
+    answers.first_output = lambda: conversation.first_output_time
     try:
         await conversation.prepare()
         if not call.body.stream:

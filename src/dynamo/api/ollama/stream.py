@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
@@ -16,6 +17,8 @@ from dynamo.protocols.answers import ChatCompletion
 from dynamo.protocols.errors import DynamoException
 
 NDJSON = "application/x-ndjson"
+AT_ONCE = 0.001
+"""Seconds: tokens that came within them left their worker together."""
 
 
 class OllamaLines:
@@ -24,12 +27,11 @@ class OllamaLines:
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self._model = model
         self._is_chat = is_chat
-        self._began = time.monotonic_ns()
-        self._first: int | None = None
+        self._began = time.perf_counter()
+        self.first_output: Callable[[], float | None] = lambda: None
+        """Says when the worker first produced output, on the clock of `perf_counter`."""
 
     def piece(self, text: str = "", thinking: str = "", calls: list[OllamaCall] | None = None) -> OllamaAnswer:
-        if self._first is None:
-            self._first = time.monotonic_ns()
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         answer = OllamaAnswer(model=self._model, created_at=now)
         if self._is_chat:
@@ -41,13 +43,17 @@ class OllamaLines:
         return answer
 
     def last(self, answer: OllamaAnswer, reason: str, prompt_tokens: int, tokens: int) -> OllamaAnswer:
-        now = time.monotonic_ns()
-        first = self._first or now
+        now = time.perf_counter()
         answer.done = True
         answer.done_reason = "length" if reason == "length" else "stop"
-        answer.total_duration, answer.load_duration = now - self._began, 0
-        answer.prompt_eval_count, answer.prompt_eval_duration = prompt_tokens, first - self._began
-        answer.eval_count, answer.eval_duration = tokens, now - first
+        answer.total_duration, answer.load_duration = _nanoseconds(now - self._began), 0
+        answer.prompt_eval_count, answer.eval_count = prompt_tokens, tokens
+        first = self.first_output()
+        if first is not None:
+            answer.prompt_eval_duration = _nanoseconds(first - self._began)
+            # What came at once was not generated at once: nobody measured how long it took.
+            if now - first >= AT_ONCE:
+                answer.eval_duration = _nanoseconds(now - first)
         return answer
 
     def whole(self, chat: ChatCompletion) -> OllamaAnswer:
@@ -106,6 +112,10 @@ def _call(name: str, arguments: str) -> OllamaCall:
     except (ValueError, RecursionError):  # cut off by the limit
         parsed = {}
     return OllamaCall(function=OllamaFunction(name=name, arguments=parsed if isinstance(parsed, dict) else {}))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def _line(answer: OllamaAnswer | OllamaError) -> bytes:

@@ -66,6 +66,7 @@ def greeting(url: str, config: FrontendConfig, model: str | None) -> str:
     lines = [f"serving on {url}"]
     if config.ui:
         lines.append(f"to chat, open {url}/ in a browser")
+        lines.append(f"to watch the workers, open {url}/fleet")
     if model is None:
         lines.append(f"workers that join are found by themselves; to see their models: curl {url}/v1/models")
     else:

@@ -50,7 +50,9 @@ class Pages:
     @cached_property
     def files(self) -> dict[str, StaticFile]:
         """What the pages load, by name."""
-        found = sorted(path for path in STATIC.iterdir() if path.suffix in TYPES)
+        found = sorted(
+            path for folder in (STATIC, STATIC / "vendor") for path in folder.iterdir() if path.suffix in TYPES
+        )
         return {path.name: StaticFile(path.read_bytes(), TYPES[path.suffix], {}) for path in found}
 
     @cached_property

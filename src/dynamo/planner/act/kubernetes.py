@@ -85,20 +85,20 @@ class GraphService(Struct, frozen=True):
     scalingAdapter: ScalingAdapterSpec | None = None
 
 
-class GraphSpec(Struct, frozen=True):
+class ScaledGraphSpec(Struct, frozen=True):
     services: dict[str, GraphService] = {}
 
 
-class GraphStatus(Struct, frozen=True):
+class ScaledGraphStatus(Struct, frozen=True):
     services: dict[str, ReplicaCounts] = {}
 
 
-class Graph(Struct, frozen=True):
+class ScaledGraph(Struct, frozen=True):
     """The fields that are read of ai-dynamo's DynamoGraphDeployment."""
 
     metadata: ObjectMetadata
-    spec: GraphSpec
-    status: GraphStatus = GraphStatus()
+    spec: ScaledGraphSpec
+    status: ScaledGraphStatus = ScaledGraphStatus()
 
 
 class GraphActor:
@@ -113,7 +113,7 @@ class GraphActor:
 
     async def read(self) -> Mapping[Role, PoolOrder]:
         with _raise_actor_errors():
-            graph = await self._api.get(_GRAPHS, self._name, Graph)
+            graph = await self._api.get(_GRAPHS, self._name, ScaledGraph)
         services = {role: self._service(graph, role) for role in self._components}
         self._metadata, self._services = graph.metadata, services
         orders: dict[Role, PoolOrder] = {}
@@ -133,7 +133,7 @@ class GraphActor:
             unchanged = frozenset(workers) if isinstance(error, ApiRefusal) else frozenset()
             raise ActorError(str(error), unchanged=unchanged) from error
 
-    def _service(self, graph: Graph, role: Role) -> str:
+    def _service(self, graph: ScaledGraph, role: Role) -> str:
         """The service with the name of the configuration, else the only one of this kind."""
         services = graph.spec.services
         named = [self._components[role]] if self._components[role] in services else []

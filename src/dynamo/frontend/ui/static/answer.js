@@ -1,13 +1,19 @@
 // One answer while it is generated: chunks go into a node of the conversation.
 
 import { ServerError, streamChat } from "./api.js";
+import { withoutOldest } from "./conversation.js";
 
+/** From how many pieces, and seconds, of an answer on its speed is known. */
+const PIECES = 3;
+const SHORTEST = 0.02;
 const FACTS = ["worker_id", "timing", "routing"];
 
 export class Answer {
-  constructor(node, body, onChange) {
+  /** `context` is how many tokens the model takes, where that is known. */
+  constructor(node, body, context, onChange) {
     this.node = node;
     this.body = body;
+    this.context = context;
     this.onChange = onChange;
     this.control = new AbortController();
   }
@@ -25,7 +31,7 @@ export class Answer {
     const nvext = { ...this.body.nvext, extra_fields: [...new Set([...(this.body.nvext?.extra_fields ?? []), ...FACTS])] };
     const body = { ...this.body, nvext, stream: true, stream_options: { include_usage: true } };
     try {
-      await streamChat(body, this.control.signal, (chunk) => this.receive(chunk));
+      await this.send(body);
       node.state = "done";
     } catch (error) {
       if (error.name === "AbortError") node.state = "stopped";
@@ -38,6 +44,20 @@ export class Answer {
     this.measure();
     this.onChange();
     return failure;
+  }
+
+  /** Without the oldest turns where the model's context is too short for all. */
+  async send(body) {
+    for (;;) {
+      try {
+        return await streamChat(body, this.control.signal, (chunk) => this.receive(chunk));
+      } catch (error) {
+        const messages = error.kind === "long" ? withoutOldest(body.messages) : null;
+        if (!messages) throw error;
+        this.node.dropped = (this.node.dropped ?? 0) + body.messages.length - messages.length;
+        body = { ...body, messages };
+      }
+    }
   }
 
   receive(chunk) {
@@ -54,6 +74,8 @@ export class Answer {
       this.first ??= performance.now();
       this.last = performance.now();
       this.chunks = (this.chunks ?? 0) + 1;
+      this.firstSize ??= sizeOf(said, thought, delta.tool_calls);
+      this.size = (this.size ?? 0) + sizeOf(said, thought, delta.tool_calls);
     }
     node.text += said;
     node.reasoning += thought;
@@ -78,12 +100,13 @@ export class Answer {
       stats.cached = usage.prompt_tokens_details?.cached_tokens ?? null;
       stats.thought = usage.completion_tokens_details?.reasoning_tokens ?? null;
     }
-    // The first token's time is its own figure; the others took the rest. The server's clock is the better one: what
-    // arrives at once was not generated at once.
+    // Only what came after the first piece, which may have many tokens, took the time that is known. The server's clock
+    // is the better one: what arrives at once was not generated at once.
     const timing = nvext?.timing;
     const seconds = (timing ? timing.total_time_ms - timing.ttft_ms : this.last - this.first) / 1000;
-    const count = (usage?.completion_tokens ?? this.chunks) - 1;
-    if (seconds > 0 && count > 0) stats.speed = count / seconds;
+    const count = (usage?.completion_tokens ?? this.chunks) * (1 - this.firstSize / this.size);
+    if (this.chunks >= PIECES && seconds >= SHORTEST && count >= 1) stats.speed = count / seconds;
+    if (this.context && usage) stats.full = (usage.prompt_tokens + usage.completion_tokens) / this.context;
     const worker = nvext?.worker_id;
     if (worker) {
       stats.worker = String(worker.decode_worker_id ?? "");
@@ -93,6 +116,11 @@ export class Answer {
     if (nvext?.routing) stats.routing = nvext.routing;
     node.stats = stats;
   }
+}
+
+/** Characters of a piece. */
+function sizeOf(said, thought, calls) {
+  return (calls ?? []).reduce((sum, call) => sum + textOf(call.function?.arguments).length, said.length + thought.length);
 }
 
 /** Engines may send parts instead of a string. */

@@ -3,7 +3,8 @@
 const ROOT = new URL("./", document.baseURI);
 const KEY = "dynamo.key";
 
-/** `kind` is "key" (none or a wrong one), "unreachable", "missing" (no such model), "busy" or "refused". */
+/** `kind` is "key" (none or a wrong one), "unreachable", "missing" (no such model), "busy", "long" (more than the model's
+ * context) or "refused". */
 export class ServerError extends Error {
   constructor(kind, message) {
     super(message);
@@ -40,14 +41,16 @@ export async function request(path, options = {}) {
 
 async function refusal(answer) {
   let message = "";
+  let code = null;
   try {
     const { error } = await answer.json();
     message = String(error?.message ?? error ?? "");
+    code = error?.code;
   } catch {
     // A proxy's page, or nothing.
   }
   const kinds = { 401: "key", 403: "key", 404: "missing", 429: "busy", 502: "busy", 503: "busy", 504: "busy", 529: "busy" };
-  return new ServerError(kinds[answer.status] ?? "refused", message || `The server answered ${answer.status}.`);
+  return new ServerError(code === "context_length_exceeded" ? "long" : kinds[answer.status] ?? "refused", message || `The server answered ${answer.status}.`);
 }
 
 /** The served models, by name. */

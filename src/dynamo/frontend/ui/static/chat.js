@@ -31,6 +31,7 @@ const settings = new SettingsDialog({
 const thread = new Thread({
   save,
   changed: showState,
+  contextOf: (model) => server.models.find((one) => one.id === model)?.context,
   failed: (error) => {
     if (error.kind === "key") keyDialog.ask();
     server.look();

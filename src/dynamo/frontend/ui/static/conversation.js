@@ -90,6 +90,14 @@ function messages(conversation, leaf) {
   return sent;
 }
 
+/** The messages without their oldest turns, a quarter of them and at least one; null where only the last one is left. */
+export function withoutOldest(messages) {
+  const begins = messages.flatMap(({ role }, index) => (role === "user" ? [index] : []));
+  if (begins.length < 2) return null;
+  const from = begins[Math.max(1, Math.floor(begins.length / 4))];
+  return messages.filter(({ role }, index) => role === "system" || index >= from);
+}
+
 function userContent(node) {
   if (!node.images?.length) return node.text;
   const parts = node.images.map((url) => ({ type: "image_url", image_url: { url } }));

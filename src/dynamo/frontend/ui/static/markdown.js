@@ -2,6 +2,7 @@
 // nodes. Only the last block is rendered again when text is added; of a list or a table, only its last items.
 
 import { copy, el, icon, visible } from "./dom.js";
+import { formula, INLINE, inlineFormula, opening } from "./formulas.js";
 import { highlight } from "./highlight.js";
 
 const FENCE = /^( {0,3})(`{3,}|~{3,})[ \t]*([^`]*)$/;
@@ -25,7 +26,7 @@ const isDelimiters = (line) => line !== undefined && line.length < LINE && line.
 
 function interrupts(line) {
   return isBlank(line) || FENCE.test(line.slice(0, LINE)) || HEADING.test(line.slice(0, 12)) || QUOTE.test(line)
-    || ITEM.test(line.slice(0, 20)) || isRule(line);
+    || ITEM.test(line.slice(0, 20)) || isRule(line) || opening(line.slice(0, LINE)) !== null;
 }
 
 /** The blocks of a text. `end` is where the next one begins. */
@@ -66,6 +67,8 @@ export function parse(text, depth = 0) {
         else body.push(indent && next.startsWith(indent) ? next.slice(indent.length) : next);
       }
       block = { type: "code", language: info.trim().split(/\s/)[0].slice(0, 40), text: body.join("\n"), closed };
+    } else if (line.length < LINE && (block = formulaBlock(lines, at))) {
+      for (let count = block.lines; count > 0; count--) take();
     } else if (line.length < LONG && (match = HEADING.exec(line))) {
       take();
       const title = line.trim().slice(match[1].length).trim();
@@ -112,6 +115,24 @@ export function parse(text, depth = 0) {
   return blocks;
 }
 
+/** A formula in lines of its own, or null. One that has no end yet is shown as it is written. */
+function formulaBlock(lines, at) {
+  const end = opening(lines[at]);
+  if (end === null) return null;
+  const first = lines[at].trim().slice(2);
+  const body = [];
+  for (let line = first, next = at + 1; ; line = lines[next++]) {
+    const trimmed = line.trimEnd();
+    if (trimmed.endsWith(end)) {
+      return { type: "formula", text: [...body, trimmed.slice(0, -2)].join("\n"), lines: next - at, closed: true };
+    }
+    // Text after the end, or an empty line: not a formula in lines of its own.
+    if (line.includes(end) || (body.length && isBlank(line) && next < lines.length)) return null;
+    body.push(line);
+    if (next >= lines.length) return { type: "formula", text: body.join("\n"), lines: next - at, closed: false };
+  }
+}
+
 function list(lines, position, take, first) {
   const ordered = /\d/.test(first[2]);
   const items = [];
@@ -153,7 +174,7 @@ function cells(row) {
 
 // Inline -------------------------------------------------------------------------------------------------------------
 
-const MARK = /\\([!-/:-@[-`{-~])|(`+)|(\*\*\*|\*\*|\*|___|__|_|~~)|(!?)\[|<(https?:\/\/[^\s<>]+)>|(https?:\/\/[^\s<>"'`\])}]+)|( *\\?\n)/g;
+const MARK = new RegExp(String.raw`(${INLINE})|` + /\\([!-/:-@[-`{-~])|(`+)|(\*\*\*|\*\*|\*|___|__|_|~~)|(!?)\[|<(https?:\/\/[^\s<>]+)>|(https?:\/\/[^\s<>"'`\])}]+)|( *\\?\n)/.source, "g");
 const isWord = (character) => character !== undefined && /[\p{L}\p{N}]/u.test(character);
 const isSpace = (character) => character === undefined || /\s/.test(character);
 
@@ -170,8 +191,11 @@ function inline(parent, text, open = false, depth = 0) {
   for (let match; (match = mark.exec(text)); from = mark.lastIndex) {
     plain += text.slice(from, match.index);
     const after = mark.lastIndex;
-    const [whole, escaped, ticks, emphasis, bang, angle, url, newline] = match;
-    if (escaped) plain += escaped;
+    const [whole, math, escaped, ticks, emphasis, bang, angle, url, newline] = match;
+    if (math) {
+      flush();
+      parent.append(inlineFormula(math));
+    } else if (escaped) plain += escaped;
     else if (newline !== undefined) {
       flush();
       parent.append(el("br"));
@@ -304,6 +328,8 @@ function render(block, open, depth) {
     }
     case "rule":
       return { node: el("hr") };
+    case "formula":
+      return { node: el("p", {}, block.closed ? formula(block.text, block.raw.trim(), true) : el("code", {}, block.raw.trim())) };
     case "quote": {
       const node = el("blockquote");
       fill(node, block.text, open, depth + 1);

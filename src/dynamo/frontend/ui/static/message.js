@@ -224,6 +224,8 @@ function statsLine(node) {
   if (Number.isFinite(stats.tokens)) add(`${amount(stats.tokens)} tokens`, `${stats.prompt} tokens in the prompt`);
   if (Number.isFinite(stats.cached)) add(`${amount(stats.cached)} of ${amount(stats.prompt)} cached`, "Tokens of the prompt that were in the worker's cache");
   if (stats.worker) add(`worker ${brief(stats.worker, 24)}`, stats.prefill ? `Prefill by worker ${brief(stats.prefill, 24)}` : "Which worker answered", "worker");
+  if (stats.full >= .5) add(`${amount(Math.min(stats.full, 1) * 100)} % of the context`, "How much of the model's context this conversation fills", stats.full >= .9 ? "cut" : null);
+  if (node.dropped) add(`without the ${node.dropped} oldest messages`, "The model's context is too short for the whole conversation", "cut");
   if (node.finish === "length") add("cut at the limit", "The answer reached max_tokens or the model's context", "cut");
   if (node.state === "stopped") add("stopped", "You stopped this answer");
   return facts.length ? el("span", { class: "stats" }, ...facts) : null;

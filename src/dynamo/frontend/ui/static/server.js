@@ -3,6 +3,8 @@
 import { capabilities, models, ServerError } from "./api.js";
 import { $, el, icon } from "./dom.js";
 
+const NONE = "No model is served yet; this page shows it as soon as a worker joins, for example by "
+  + "“dynamo-run in=dyn://dynamo.backend.generate tiny” on this machine.";
 const CALM = 15_000;
 const FIRST_RETRY = 1_000;
 
@@ -31,15 +33,12 @@ export class ServerWatch {
 
   async ask() {
     try {
-      const found = await models();
+      const found = await this.chatting(await models());
       const came = this.isThere === false;
       this.isThere = true;
       this.delay = CALM;
-      if (JSON.stringify(found) !== JSON.stringify(this.models) || came) {
-        this.models = found;
-        this.known.clear();
-      }
-      this.banner(found.length ? "" : "No model is served yet. This page shows it as soon as a worker joins.");
+      if (JSON.stringify(found) !== JSON.stringify(this.models) || came) this.models = found;
+      this.banner(found.length ? "" : NONE);
       if (!found.length) this.delay = 2 * FIRST_RETRY;
       this.onModels(found);
     } catch (error) {
@@ -65,14 +64,33 @@ export class ServerWatch {
     box.hidden = !text;
   }
 
+  /** Those of the models that chat: embedding models, for example, do not. */
+  async chatting(found) {
+    // Whoever leaves may come back as another model.
+    for (const id of this.known.keys()) if (!found.some((model) => model.id === id)) this.known.delete(id);
+    const chats = await Promise.all(found.map(async ({ id }) => {
+      try {
+        return (await this.capabilities(id)).has("completion");
+      } catch (error) {
+        if (!(error instanceof ServerError)) throw error;
+        return true; // a server without that route, or a model that has just left
+      }
+    }));
+    return found.filter((_, index) => chats[index]);
+  }
+
+  async capabilities(model) {
+    if (!this.known.has(model)) this.known.set(model, await capabilities(model));
+    return this.known.get(model);
+  }
+
   /** Whether the model takes pictures. */
   async seesPictures(model) {
     if (!this.models.some((one) => one.id === model)) return false;
     try {
-      if (!this.known.has(model)) this.known.set(model, await capabilities(model));
+      return (await this.capabilities(model)).has("vision");
     } catch {
       return false;
     }
-    return this.known.get(model).has("vision");
   }
 }

@@ -9,8 +9,10 @@ import { messageView } from "./message.js";
 const SAVE_EVERY = 2000;
 
 export class Thread {
-  /** `save` keeps a conversation, `failed` gets the ServerErrors, `changed` is called when a lane begins or ends. */
-  constructor({ save, failed, changed }) {
+  /** `save` keeps a conversation, `failed` gets the ServerErrors, `changed` is called when a lane begins or ends,
+   * `contextOf` says how many tokens a model takes. */
+  constructor({ save, failed, changed, contextOf }) {
+    this.contextOf = contextOf;
     this.save = save;
     this.failed = failed;
     this.changed = changed;
@@ -116,7 +118,7 @@ export class Thread {
     const node = addNode(conversation, lane.leaf, {
       role: "assistant", model: lane.model, text: "", reasoning: "", calls: [], state: "running", error: "", stats: null });
     lane.leaf = node.id;
-    const answer = new Answer(node, body, () => this.grew(node));
+    const answer = new Answer(node, body, this.contextOf(lane.model), () => this.grew(node));
     answer.conversation = conversation;
     answer.saved = performance.now();
     this.running.set(node.id, answer);

@@ -1,0 +1,1 @@
+"""Commands about graphs and clusters: `dynamo render`, `dynamo deploy`, and a graph for `dynamo serve`."""

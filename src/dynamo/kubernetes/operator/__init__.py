@@ -1,0 +1,1 @@
+"""The operator: graphs in the cluster are made into Deployments, and kept so."""
