@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 from collections.abc import Generator
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from aiohttp import StreamReader, web
@@ -18,6 +21,8 @@ from dynamo.protocols.body_shape import SMALL, BodyLimits, TextSpan, check_shape
 from dynamo.protocols.errors import HttpError, ResourceExhausted
 from dynamo.protocols.long_strings import ShortenedBody, decode_in_steps
 from dynamo.serving.request_template import fill_body
+
+log = logging.getLogger(__name__)
 
 BOM = b"\xef\xbb\xbf"
 """Some editors and clients begin UTF-8 with it; JSON does not allow it."""
@@ -117,7 +122,10 @@ class BodyReader(Generic[Body]):
         else:
             decoded = self._decoder.decode(body, ignored)
         if ignored:
-            request[headers.WARNINGS] = [headers.ignored("unknown fields", ignored)]
+            hinted = [_hinted(name, self._decoder.kind) for name in ignored[: headers.MOST_NAMED]]
+            warning = headers.ignored("unknown fields", [*hinted, *ignored[headers.MOST_NAMED :]])
+            request[headers.WARNINGS] = [warning]
+            _log_once(request.path, warning)
         return decoded, body
 
     async def _rest(self, request: web.Request, limit: int) -> bytes | bytearray:
@@ -145,6 +153,19 @@ async def _in_turns(steps: Generator[None, None, T]) -> T:
             result: T = end.value
             return result
         await asyncio.sleep(0)
+
+
+@lru_cache(maxsize=1024)
+def _hinted(name: str, kind: type) -> str:
+    """The name of an unknown field, and which known one it may be meant for."""
+    near = get_close_matches(name[:64], kind.__struct_fields__, n=1, cutoff=0.75)  # type: ignore[attr-defined]
+    return f"{name[:64]} (did you mean {near[0]}?)" if near else name[:64]
+
+
+@lru_cache(maxsize=1024)
+def _log_once(path: str, warning: str) -> None:
+    """A client that always sends the same would fill the log."""
+    log.info("%s: %s", path, warning)
 
 
 class TooLong(Exception):

@@ -26,12 +26,16 @@ class CommandParser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            flag = next((word for word in unknown if word.startswith("-")), None)
-            if flag is None:
-                self.error(f"unknown word '{unknown[0]}'")
-            name = flag.partition("=")[0]
-            self.error(f"unknown flag '{name}'{nearest(name, self.flags)}")
+            self.refuse(unknown)
         return found
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Ends with the first flag among words that nobody knows, and the nearest of those that there are."""
+        flag = next((word for word in unknown if word.startswith("-")), None)
+        if flag is None:
+            self.error(f"unknown word '{unknown[0]}'")
+        name = flag.partition("=")[0]
+        self.error(f"unknown flag '{name}'{nearest(name, self.flags)}")
 
     @property
     def flags(self) -> list[str]:

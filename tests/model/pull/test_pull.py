@@ -160,8 +160,9 @@ def test_a_disk_without_room_is_said_before_anything_is_fetched(
             resolve(name, config=config)
 
 
-def test_a_disk_that_fills_up_meanwhile_is_named_and_what_came_is_kept(hub: Hub, config: HubConfig) -> None:
+def test_a_disk_that_fills_up_meanwhile_is_named_and_what_came_is_kept(hub: Hub, tmp_path: Path) -> None:
     # A limit on the size of files fails a write as a full disk does.
+    to = tmp_path / "x" / "m.gguf"
     program = f"""
 import resource, signal, sys
 from pathlib import Path
@@ -171,14 +172,13 @@ import dynamo.model.pull.download as download, errno, os
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 try:
-    download_file({address(hub)!r}, Path({str(config.pull.folder / "x" / "m.gguf")!r}), show_progress)  # type: ignore
+    download_file({address(hub)!r}, Path({str(to)!r}), show_progress)
 except ModelError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert "File too large" in done.stdout
-    part = config.pull.folder / "x" / ".m.gguf.part"  # type: ignore[union-attr]
-    assert part.read_bytes() == MODEL[:200_000]
+    assert (to.parent / ".m.gguf.part").read_bytes() == MODEL[:200_000]
 
 
 def test_two_that_pull_at_once_fetch_it_once(hub: Hub, tmp_path: Path) -> None:
