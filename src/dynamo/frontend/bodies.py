@@ -87,6 +87,7 @@ class BodyReader(Generic[Body]):
     def __init__(self, route: HttpRoute[Any, Body], config: FrontendConfig, arriving: ArrivingBodies) -> None:
         assert route.body
         self._decoder = BodyDecoder(route.body)
+        self._fields: tuple[str, ...] = getattr(route.body, "__struct_fields__", ())
         self._config = config
         self._arriving = arriving
         self._limits = BodyLimits(config.body_items, config.body_fields)
@@ -122,7 +123,7 @@ class BodyReader(Generic[Body]):
         else:
             decoded = self._decoder.decode(body, ignored)
         if ignored:
-            hinted = [_hinted(name, self._decoder.kind) for name in ignored[: headers.MOST_NAMED]]
+            hinted = [_hinted(name, self._fields) for name in ignored[: headers.MOST_NAMED]]
             warning = headers.ignored("unknown fields", [*hinted, *ignored[headers.MOST_NAMED :]])
             request[headers.WARNINGS] = [warning]
             _log_once(request.path, warning)
@@ -156,9 +157,9 @@ async def _in_turns(steps: Generator[None, None, T]) -> T:
 
 
 @lru_cache(maxsize=1024)
-def _hinted(name: str, kind: type) -> str:
+def _hinted(name: str, fields: tuple[str, ...]) -> str:
     """The name of an unknown field, and which known one it may be meant for."""
-    near = get_close_matches(name[:64], kind.__struct_fields__, n=1, cutoff=0.75)  # type: ignore[attr-defined]
+    near = get_close_matches(name[:64], fields, n=1, cutoff=0.75)
     return f"{name[:64]} (did you mean {near[0]}?)" if near else name[:64]
 
 

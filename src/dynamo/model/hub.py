@@ -200,7 +200,7 @@ def _silent_bar() -> type:
     """Instead of a progress bar where there is nothing to fetch."""
     from tqdm.auto import tqdm
 
-    class Silent(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
+    class Silent(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)
             super().__init__(*args, **options | {"disable": True})

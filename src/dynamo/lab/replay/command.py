@@ -72,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:
-    return vars(parser().parse_args(words))
+    flags: dict[str, Any] = vars(parser().parse_args(words))
+    return flags
 
 
 def _given_flags(words: Sequence[str]) -> dict[str, Any]:
