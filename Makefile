@@ -9,7 +9,7 @@ VLLM_TESTS := tests/engines/vllm tests/engines/conformance
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: run docs site test test-wheel test-extras test-kubernetes test-repeat coverage test-deep test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
+.PHONY: run docs site test test-wheel test-extras test-kubernetes test-repeat coverage test-deep test-fair poison test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -45,6 +45,14 @@ test-deep: $(DEV)
 	  $(BIN)/python -m pytest --hypothesis-profile=deep --hypothesis-seed=$$seed \
 	    tests/kv/index/test_kv_index_model.py || exit 1; \
 	done
+
+# The bound of fairness: a million random histories over one to four frontends, some hours.
+test-fair: $(DEV)
+	$(BIN)/python benchmarks/fair_bound.py --histories $(or $(HISTORIES),1000000) --processes $$(nproc)
+
+# Deadly requests of one key beside the ordinary ones of another, with real processes: half an hour.
+poison: $(DEV)
+	$(BIN)/python benchmarks/poison.py
 
 # With vLLM for CPUs, in an environment of its own: 3.5 GB.
 test-engines: $(DEV)

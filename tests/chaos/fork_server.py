@@ -16,7 +16,13 @@ import socket
 import sys
 import traceback
 
-NEEDED = ("dynamo.worker.main", "dynamo.engines.llamacpp.engine", "dynamo.engines.mocker.engine", "dynamo.llm.register")
+NEEDED = (
+    "dynamo.worker.main",
+    "dynamo.engines.llamacpp.engine",
+    "dynamo.engines.mocker.engine",
+    "dynamo.llm.register",
+    "dynamo.frontend.server",
+)
 DIE_WITH_PARENT = 1
 """The kernel's PR_SET_PDEATHSIG."""
 

@@ -25,7 +25,7 @@ from dynamo.planner.announce import Announcer
 from dynamo.planner.config import PlannerConfig
 from dynamo.router import RoutingConfig
 from dynamo.runtime.events.memory import MemoryEventPlane
-from support.toys import Live, Scripted, toy_card
+from support.toys import Live, Scripted, toy_card, toy_folder
 from support.waiting import until
 
 CHAT = {"model": "org/toy", "messages": [{"role": "user", "content": "hello there, fleet"}]}
@@ -279,3 +279,21 @@ async def test_a_viewer_that_does_not_read_gets_a_snapshot_later_and_others_miss
         await until(lambda: len(slow.events) >= 3)
         assert slow.events[:3] == [b"event: snapshot", b"event: snapshot", b"event: patch"]
     assert quick.events == [b"event: snapshot", *[b"event: patch"] * (view.built - 1)]
+
+
+async def test_keys_that_share_the_workers_are_shown_with_how_far_apart_they_are(toy: Scripted, tmp_path: Path) -> None:
+    async with Live(api_keys=("first", "second"), admin_keys=("root",)) as live:
+        await live.serve(toy.generate, toy_card(toy_folder(tmp_path), "org/toy"))
+        for key in ("first", "second"):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with live.http.post("/v1/chat/completions", json=CHAT, headers=headers) as answer:
+                assert answer.status == 200, await answer.text()
+        async with live.http.get("/fleet/events", headers={"Authorization": "Bearer root"}) as answer:
+            viewer = Viewer(answer)
+            await viewer.read()
+            fairness = await viewer.until(lambda shown: shown["models"]["org/toy"].get("fairness"))
+        assert fairness["gap"] == 0, "nobody waits"
+        assert len(fairness["keys"]) == 2
+        assert all(
+            row["service"] > 0 and not row["waiting"] and not row["running"] for row in fairness["keys"].values()
+        )

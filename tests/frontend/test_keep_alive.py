@@ -86,3 +86,15 @@ async def test_a_client_may_leave_between_comments(tmp_path: Path) -> None:
         await answer.content.readline()
         answer.close()
         await (await engine.requests.get()).cancelled.wait()
+
+
+async def test_a_stream_of_messages_begins_with_its_first_event_after_comments(tmp_path: Path) -> None:
+    engine = Holding()
+    async with serving(tmp_path, engine, sse_keep_alive_secs=0.01) as stack:
+        answer = await stack.http.post(f"{stack.url}/v1/messages", json={**CHAT, "max_tokens": 5, "stream": True})
+        await answer.content.readline()
+        held = await engine.requests.get()
+        held.sink.tokens([100])
+        held.sink.end()
+        events = [event for event in (await answer.text()).split("\n\n") if "event: " in event]
+        assert "event: message_start\n" in events[0], events

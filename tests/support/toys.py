@@ -234,6 +234,8 @@ class Live:
 
     async def _until_served(self, name: str) -> None:
         async def served() -> bool:
-            return name in {model["id"] for model in (await self.get("/v1/models"))["data"]}
+            keys = self._config.api_keys
+            found = await self.get("/v1/models", **({"Authorization": f"Bearer {keys[0]}"} if keys else {}))
+            return name in {model["id"] for model in found["data"]}
 
         await until(served)

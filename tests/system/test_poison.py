@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
+from support.deadly_worker import DEADLY_SEED, MODES
 from support.stack import Frontend, Stack
+from support.waiting import until
 
 DEADLY = str(Path(__file__).parents[1] / "support" / "deadly_worker.py")
 
@@ -113,3 +117,63 @@ async def test_a_request_that_kills_workers_kills_two_of_four_however_often_it_i
     assert await lost(stack, frontend, 4) == 2
     assert await ask(frontend)
     assert await ask(frontend, **response_format({"const": "harmless"}))
+
+
+KEYS = '[killer]\nkey = "killer"\n[other]\nkey = "other"\n'
+
+
+def client(frontend: Frontend, key: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{frontend.url}/v1", api_key=key, max_retries=0)
+
+
+async def complete(user: openai.AsyncOpenAI, prompt: str, **fields: Any) -> str:
+    """The text of one streamed answer."""
+    answer = await user.completions.create(model="tiny", prompt=prompt, stream=True, **({"max_tokens": 40} | fields))
+    return "".join([chunk.choices[0].text async for chunk in answer if chunk.choices])
+
+
+async def test_deadly_requests_of_one_key_cost_one_worker_each_and_the_other_key_nothing(
+    stack: Stack, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS)
+    modes = [MODES.index(mode) for mode in ("abort", "fault", "exit", "late")]
+    workers = len(modes) + 3
+    for _ in range(workers):
+        await stack.python(DEADLY)
+    frontend = await stack.frontend("--migration-limit", "5", "--api-keys-file", str(keys))
+    killer, other = client(frontend, "killer"), client(frontend, "other")
+    prompts = [f"prompt {number} " + "word " * number for number in range(24)]
+    async with killer, other:
+
+        async def known() -> bool:
+            headers = {"Authorization": "Bearer other"}
+            async with aiohttp.ClientSession() as http, http.get(f"{frontend.url}/health", headers=headers) as health:
+                found = (await health.json()).get("instances", ())
+            return sum(one["endpoint"] == "generate" for one in found) == workers
+
+        await until(known)
+        alone = {prompt: await complete(other, prompt) for prompt in prompts}
+        stop = asyncio.Event()
+        answered: list[tuple[str, str]] = []
+
+        async def keep_asking(at: int) -> None:
+            while not stop.is_set():
+                prompt = prompts[at % len(prompts)]
+                answered.append((prompt, await complete(other, prompt)))
+                at += 5
+
+        async with asyncio.TaskGroup() as group:
+            for at in range(5):
+                group.create_task(keep_asking(at))
+            lost = []
+            for number, mode in enumerate(modes):
+                for _ in range(3):
+                    with pytest.raises(openai.APIError, match="lost"):
+                        await complete(killer, f"deadly {number}", seed=DEADLY_SEED + mode)
+                lost.append(sum(each.child.returncode is not None for each in stack.processes))
+            stop.set()
+        assert lost[-1] <= len(modes) + 1, "the first costs a second one, which proves whose it was"
+        assert all(text == alone[prompt] for prompt, text in answered)
+        assert len(answered) > len(modes)
+        assert await complete(other, prompts[0]) == alone[prompts[0]]

@@ -9,10 +9,12 @@ from dynamo.api.ollama.routes import OLLAMA_API
 from dynamo.api.openai.routes import OPENAI_API
 from dynamo.api.responses.routes import RESPONSES_API
 from dynamo.api.route import Api
+from dynamo.api.streams import streams_api
 from dynamo.protocols.body import BodyDecoder
 from dynamo.serving.batches.line import LineEndpoint
 
-APIS: tuple[Api, ...] = (OPENAI_API, RESPONSES_API, ANTHROPIC_API, OLLAMA_API)
+_MODELS: tuple[Api, ...] = (OPENAI_API, RESPONSES_API, ANTHROPIC_API, OLLAMA_API)
+APIS: tuple[Api, ...] = (*_MODELS, streams_api(_MODELS))
 
 
 def line_endpoints(apis: Sequence[Api] = APIS) -> dict[str, LineEndpoint]:

@@ -21,6 +21,7 @@ from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import Context
 from dynamo.serving.batches.line import AnswerLine
 from dynamo.serving.observer import RequestObserver
+from dynamo.serving.resumable import ResumableStream
 
 Body = TypeVar("Body")
 Process = TypeVar("Process")
@@ -68,7 +69,7 @@ class MeasuredRequest(RequestObserver, Protocol):
 class HttpCall(Generic[Body]):
     """One admitted request with its decoded body."""
 
-    __slots__ = ("body", "raw_body", "record", "request", "request_id")
+    __slots__ = ("body", "raw_body", "record", "request", "request_id", "stream")
 
     def __init__(self, request: web.Request, record: MeasuredRequest, body: Body, raw_body: bytes | bytearray) -> None:
         self.request = request
@@ -76,6 +77,8 @@ class HttpCall(Generic[Body]):
         self.request_id = record.request_id
         self.body = body
         self.raw_body = raw_body
+        self.stream: ResumableStream | None = None
+        """The stream that the call continues, where another call than the client's first one asks for it."""
 
     @property
     def owner(self) -> str:

@@ -71,6 +71,7 @@ class Server:
         self._runtime = runtime
         self._config = config
         metrics = FrontendMetrics(config.metrics_prefix)
+        callers = Callers(config, config.keys())
         self.models = Models(
             runtime,
             config.router,
@@ -80,6 +81,8 @@ class Server:
             config.migration_limit,
             config.migration_max_seq_len,
             config.model_restart_secs,
+            # With the KV router a frontend hears the workers' events anyway.
+            exchange=callers.share_workers or config.router.mode == "kv",
         )
         self._siblings = siblings
         self._tracing = tracing
@@ -89,7 +92,7 @@ class Server:
             self.models,
             RunningRequests(metrics, *((request_trace.ended, request_trace.payloads) if request_trace else ())),
             self._loop_delay,
-            Callers(config, config.keys()),
+            callers,
             runtime.inspection,
             runtime.events,
             siblings,

@@ -47,6 +47,7 @@ class Postprocess:
         "_include_stop",
         "_limit",
         "_min_tokens",
+        "_one_by_one",
         "_one_call",
         "_parser",
         "_pending_logprobs",
@@ -78,11 +79,13 @@ class Postprocess:
         stop_worker: Callable[[], None],
         worker: Callable[[], str] = lambda: "the worker",
         token_ids: list[int] | None = None,
+        one_by_one: bool = False,
     ) -> None:
         """`one_call` drops all but the first tool call; `tool_finish_reason` replaces `stop` if there were calls;
         `worker` names the worker in errors.
 
-        The ids of the answer's tokens are appended to `token_ids`, each before its text is emitted.
+        The ids of the answer's tokens are appended to `token_ids`, each before its text is emitted. `one_by_one` emits
+        the text of each token by itself, however the engine groups them.
         """
         conditions = request.stop_conditions
         self._choice = choice
@@ -99,7 +102,8 @@ class Postprocess:
         self._limit = conditions.max_tokens or 1 << 62
         self._min_tokens = conditions.min_tokens or 0
         self._token_ids = token_ids
-        self._plain = self._stops is None and parser is None and token_ids is None
+        self._one_by_one = one_by_one or token_ids is not None
+        self._plain = self._stops is None and parser is None and not self._one_by_one
         self._prompt = request.token_ids
         self._wants_logprobs = request.output_options.logprobs is not None
         self._wants_prompt_logprobs = request.output_options.prompt_logprobs is not None
@@ -278,7 +282,7 @@ class Postprocess:
         else:
             self._emit(self._parser.feed(text))
             if self._parser.is_over:
-                self._parser, self._plain = None, self._stops is None and self._token_ids is None
+                self._parser, self._plain = None, self._stops is None and not self._one_by_one
 
     def _emit_logprobs(self, shown: int) -> None:
         """Emit those of tokens that begin before `shown`; the others may still become part of a stop string."""

@@ -191,6 +191,8 @@ class Preprocessor:
         stop_worker: Callable[[], None],
         worker: Callable[[], str],
         token_ids: list[int] | None = None,
+        one_by_one: bool = False,
+        new_call_id: Callable[[], str] = parse.new_call_id,
     ) -> Postprocess:
         """The way back: turns the output for what was prepared into a choice, parsed as the `chat` request asks."""
         request = prepared.request
@@ -199,20 +201,25 @@ class Preprocessor:
             request,
             self.model.tokenizer.decoder(request.token_ids, True if asked is None else asked),
             choice,
-            parser=self._parser(chat, prepared.prompt) if chat else None,
+            parser=self._parser(chat, prepared.prompt, new_call_id) if chat else None,
             one_call=bool(chat and chat.parallel_tool_calls is False),
             tool_finish_reason=tool_finish_reason,
             stop_worker=stop_worker,
             worker=worker,
             token_ids=token_ids,
+            one_by_one=one_by_one,
         )
 
-    def _parser(self, request: ChatRequest, prompt: str | None) -> parse.OutputParser | None:
+    def _parser(self, request: ChatRequest, prompt: str | None, new_id: Callable[[], str]) -> parse.OutputParser | None:
         """Splits the output into content, reasoning and tool calls; None where there is nothing to split."""
         in_reasoning = parse.opens_reasoning(self._reasoning_format, prompt or "")
         if request.tools and request.tool_choice not in (None, "none", "auto"):
             return parse.make_forced_parser(
-                forced_tool(request), self._reasoning_format, self._tool_format, in_reasoning=in_reasoning
+                forced_tool(request),
+                self._reasoning_format,
+                self._tool_format,
+                in_reasoning=in_reasoning,
+                new_id=new_id,
             )
         tools = self._tool_format if request.tools and request.tool_choice != "none" else None
         if tools is None and self._reasoning_format is None:
@@ -225,6 +232,7 @@ class Preprocessor:
             tool_names=[function.name for function in functions],
             tool_schemas={function.name: function.parameters for function in functions if function.parameters},
             guided=guiding_field(request) is not None,
+            new_id=new_id,
         )
 
     def _reject_too_long(self, text: str, field: str, truncated_to: int | None = None) -> None:

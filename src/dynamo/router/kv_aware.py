@@ -83,7 +83,7 @@ class KvAwareRouter:
         self._thresholds = config.thresholds() or None
         self._reported: ReportedLoads | None = None
         self._ranks = RankTable(block_size)
-        self._queue: Queue[KvPlacement] = Queue(
+        self.queue: Queue[KvPlacement] = Queue(
             config.queue_policy, self._choose_and_book, lambda request: self._candidates(request).workers
         )
         self.follower = (
@@ -94,12 +94,12 @@ class KvAwareRouter:
             else None
         )
         self.replicas = (
-            Replicas(runtime.events, instances, self.book, self.approximate, self.stats, self._queue.dispatch)
+            Replicas(runtime.events, instances, self.book, self.approximate, self.stats, self.queue.dispatch)
             if config.replica_sync
             else None
         )
         self._active = ActiveRequests(
-            self.book, self.approximate, self.replicas, self.follower, self._queue.ledger, self._queue.dispatch
+            self.book, self.approximate, self.replicas, self.follower, self.queue.ledger, self.queue.dispatch
         )
         self._copies = (
             PrefixCopies(self._active, instances, self._ranks, self.stats)
@@ -120,19 +120,19 @@ class KvAwareRouter:
     def thresholds(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds or None
         self._follow_reports()
-        self._queue.dispatch()
+        self.queue.dispatch()
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def waiting_tokens(self) -> int:
-        return sum(request.prompt_tokens for request in self._queue)
+        return sum(request.prompt_tokens for request in self.queue)
 
     @property
     def waiting_cached_tokens(self) -> int:
-        return sum(request.cached_tokens for request in self._queue)
+        return sum(request.cached_tokens for request in self.queue)
 
     @property
     def active(self) -> int:
@@ -156,7 +156,7 @@ class KvAwareRouter:
 
     async def close(self) -> None:
         self._unfollow()
-        self._queue.reject_all(self.instances.none_reachable)
+        self.queue.reject_all(self.instances.none_reachable)
         if self._sweeping is None:
             return
         tasks = [task for task in (self._sweeping, self._reloading) if task]
@@ -191,26 +191,26 @@ class KvAwareRouter:
             pending.tenant = tenant
         if timer:
             timer.hashed = perf_counter()
-        if not self._queue.waiting.count:
+        if not self.queue.takes_turns(pending.tenant):
             placement = self._choose_and_book(pending, arriving=True, timer=timer)
             if placement:
                 if tenant:
                     choice = placement.decision.choice if placement.decision else None
                     overlap = choice.overlap.device if choice else 0
-                    self._queue.passed(pending, min(pending.prompt_tokens, overlap * self._block_size))
+                    self.queue.passed(pending, min(pending.prompt_tokens, overlap * self._block_size))
                 if timer:
                     timer.placed()
                 return placement
         elif self._thresholds:
             self._below_thresholds(self._candidates(pending), pending)
-        if len(self._queue) >= self._config.queue_limit * max(1, len(self.instances)):
+        if len(self.queue) >= self._config.queue_limit * max(1, len(self.instances)):
             self.stats.rejected += 1
             self.stats.queue_full += 1
-            error = RouterQueueLimitExceeded(f"{len(self._queue)} requests wait already. Please retry shortly.")
-            if not self._queue.make_room(pending.tenant, error):
+            error = RouterQueueLimitExceeded(f"{len(self.queue)} requests wait already. Please retry shortly.")
+            if not self.queue.make_room(pending.tenant, error):
                 raise error
         self.stats.queued += 1
-        return await self._queue.wait(pending, self._uncached(pending))
+        return await self.queue.wait(pending, self._uncached(pending))
 
     def peek(
         self, request: PreprocessedRequest, cost: CostConfig | None = None, *, include_busy: bool = False
@@ -332,7 +332,7 @@ class KvAwareRouter:
 
     def _with_places(self, fleet: Fleet, requests: Sequence[float], tenant: Tenant) -> list[WorkerRank]:
         """The workers that run fewer requests than they can; one that does not say how many counts as free."""
-        running = self._queue.ledger.running(tenant)
+        running = self.queue.ledger.running(tenant)
         return [
             worker
             for worker, count, most in zip(fleet.workers, requests, fleet.max_requests, strict=True)
@@ -366,7 +366,7 @@ class KvAwareRouter:
             decision=decision,
             dp_rank=decision.dp_rank,
         )
-        self._queue.ledger.began(placement, pending)
+        self.queue.ledger.began(placement, pending)
         if self._copies and pending.copies and self._sweeping:
             self._copies.consider(pending.request, placement, choice, pending.request_id)
         self.decisions.append(decision)
@@ -442,12 +442,12 @@ class KvAwareRouter:
             )
             for worker in self._ranks.put(instance_id, max(1, size.data_parallel_size), capacity):
                 self.book.add_worker(worker)
-        self._queue.dispatch()
+        self.queue.dispatch()
 
     def _follow_reports(self, *, tiers: bool = False) -> None:
         """Follow load reports once a threshold is set, or a worker has tiers: they matter for nothing else."""
         if (self._thresholds or tiers) and self._reported is None and self._sweeping:
-            self._reported = ReportedLoads(self._runtime.events, self.instances, self.stats, self._queue.dispatch)
+            self._reported = ReportedLoads(self._runtime.events, self.instances, self.stats, self.queue.dispatch)
 
     async def _reload_rule(self) -> None:
         while True:
@@ -468,4 +468,4 @@ class KvAwareRouter:
             now = asyncio.get_running_loop().time()
             if self.approximate is not None:
                 self.approximate.expire(now)
-            self._queue.dispatch()
+            self.queue.dispatch()

@@ -12,6 +12,7 @@ from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import Tier, TierReport, WorkerRank
 from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant
 from dynamo.protocols.errors import InvalidRequest
+from dynamo.router.choice.queue import Queue
 from dynamo.router.config import RequestBackoff
 from dynamo.router.decision import Decision
 from dynamo.router.stats import RouterStats
@@ -148,6 +149,8 @@ class Router(Protocol):
     """Finds the streams of this router that stall."""
     backoff: Callable[[], RequestBackoff]
     """How long a request waits for an instance."""
+    queue: Queue[Any]
+    """What waits for a worker, and what each tenant was served."""
 
     def start(self) -> None:
         """Begin to follow what the workers publish."""

@@ -52,7 +52,7 @@ class SimpleRouter:
         self._events = events
         self._runtime_of = runtime_of
         self._queue_limit = config.queue_limit
-        self._queue: Queue[Placement] = Queue(
+        self.queue: Queue[Placement] = Queue(
             "fcfs", self._place_fairly, lambda request: [WorkerRank(id) for id in self._candidates(request)]
         )
         self._in_flight: dict[int, int] = {}
@@ -67,11 +67,11 @@ class SimpleRouter:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def waiting_tokens(self) -> int:
-        return sum(request.prompt_tokens for request in self._queue)
+        return sum(request.prompt_tokens for request in self.queue)
 
     @property
     def active(self) -> int:
@@ -90,7 +90,7 @@ class SimpleRouter:
     def start(self) -> None:
         """Follow load reports once a threshold is set: they matter for nothing else."""
         if not self._started:
-            self._unfollow = self.instances.follow(lambda instance_id, instance: self._queue.dispatch())
+            self._unfollow = self.instances.follow(lambda instance_id, instance: self.queue.dispatch())
         self._started = True
         if self._thresholds and self._reported is None:
             self._reported = ReportedLoads(self._events, self.instances, self.stats)
@@ -98,7 +98,7 @@ class SimpleRouter:
     async def close(self) -> None:
         self._started = False
         self._unfollow()
-        self._queue.reject_all(self.instances.none_reachable)
+        self.queue.reject_all(self.instances.none_reachable)
         if self._reported:
             await self._reported.close()
             self._reported = None
@@ -116,22 +116,22 @@ class SimpleRouter:
         request_to_place = RequestToPlace(request=request, request_id=request_id, pinned=pinned, avoid=avoid)
         if isinstance(request, PreprocessedRequest):
             request_to_place.prompt_tokens = len(request.token_ids)
-        if tenant is None or not (tenant.shares or tenant.background or self._queue.waiting.count):
+        if tenant is None or not (tenant.shares or tenant.background or self.queue.waiting.count):
             return self._place(request_to_place, self._candidates(request_to_place))
         request_to_place.tenant = tenant
-        if not self._queue.waiting.count:
+        if not self.queue.takes_turns(tenant):
             placement = self._place_fairly(request_to_place)
             if placement:
-                self._queue.passed(request_to_place, 0)
+                self.queue.passed(request_to_place, 0)
                 return placement
-        if len(self._queue) >= self._queue_limit * max(1, len(self.instances)):
+        if len(self.queue) >= self._queue_limit * max(1, len(self.instances)):
             self.stats.rejected += 1
             self.stats.queue_full += 1
-            error = RouterQueueLimitExceeded(f"{len(self._queue)} requests wait already. Please retry shortly.")
-            if not self._queue.make_room(tenant, error):
+            error = RouterQueueLimitExceeded(f"{len(self.queue)} requests wait already. Please retry shortly.")
+            if not self.queue.make_room(tenant, error):
                 raise error
         self.stats.queued += 1
-        return await self._queue.wait(request_to_place, request_to_place.prompt_tokens)
+        return await self.queue.wait(request_to_place, request_to_place.prompt_tokens)
 
     def _candidates(self, request: RequestToPlace) -> Sequence[int]:
         if request.pinned is not None:
@@ -145,7 +145,7 @@ class SimpleRouter:
     def _place_fairly(self, request: RequestToPlace, awaited: Collection[WorkerRank] = ()) -> Placement | None:
         """None when the request must wait: all its candidates are full, or `awaited` by earlier requests."""
         taken = {worker.worker_id for worker in awaited}
-        running = self._queue.ledger.running(request.tenant)
+        running = self.queue.ledger.running(request.tenant)
         free = [
             id for id in self._candidates(request) if id not in taken and self._has_room(id, request.tenant, running)
         ]
@@ -183,7 +183,7 @@ class SimpleRouter:
         placement = Placement(self, chosen, self.instances.channel(chosen), decision)
         self._sent[placement] = request.prompt_tokens
         self._prompts[chosen] = self._prompts.get(chosen, 0) + request.prompt_tokens
-        self._queue.ledger.began(placement, request)
+        self.queue.ledger.began(placement, request)
         return placement
 
     def connected(self, placement: Placement) -> None:
@@ -196,7 +196,7 @@ class SimpleRouter:
 
     def prompt_computed(self, placement: Placement) -> None:
         self._computed(placement)
-        self._queue.dispatch()
+        self.queue.dispatch()
 
     def released(self, placement: Placement) -> None:
         left = self._in_flight[placement.instance_id] - 1
@@ -205,8 +205,8 @@ class SimpleRouter:
         else:
             del self._in_flight[placement.instance_id]
         self._computed(placement)
-        self._queue.ledger.ended(placement)
-        self._queue.dispatch()
+        self.queue.ledger.ended(placement)
+        self.queue.dispatch()
 
     def _computed(self, placement: Placement) -> None:
         """Its prompt does not wait any more."""

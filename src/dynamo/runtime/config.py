@@ -15,6 +15,7 @@ from dynamo.runtime.discovery import DiscoveryConfig
 from dynamo.runtime.events import EventPlaneConfig
 from dynamo.runtime.inspection.place import inspection_folder
 from dynamo.runtime.nats.config import NatsConfig
+from dynamo.runtime.plane.kept import KeepLimits
 from dynamo.runtime.plane.tcp import TcpConfig
 from dynamo.runtime.plane.tls import PlaneTls
 from dynamo.runtime.status import StatusConfig
@@ -35,6 +36,8 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
     """Other hosts may use the planes without a secret."""
     status: StatusConfig = StatusConfig()
     graceful_shutdown_timeout: float = 30.0
+    keep: KeepLimits = KeepLimits()
+    """How long and how much streams outlive their connections at a worker."""
     device_type: DeviceType | None = None
     inspection_folder: Path | None = None
     """Where the process listens for `dynamo inspect`; None for nowhere."""
@@ -95,6 +98,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
             insecure_plane=network.insecure_plane,
             status=StatusConfig.from_env(environ),
             graceful_shutdown_timeout=network.graceful_shutdown_timeout,
+            keep=KeepLimits(network.stream_wait, network.stream_buffer_mb << 20),
             device_type=_device_type(environ),
             inspection_folder=inspection_folder(environ) if network.inspect else None,
             spans=span_settings(environ),

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 
 from dynamo.protocols.engine import Tenant
+from dynamo.protocols.streams import StreamClaim
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
@@ -17,8 +18,8 @@ class Context:
     """`stop_generating` asks for an early but orderly end; `kill` says that the caller is gone."""
 
     __slots__ = (
-        "_id", "_killed", "_listeners", "_span_id", "_stopped", "metadata", "stopped_by_caller", "tenant",
-        "traceparent",
+        "_id", "_killed", "_listeners", "_span_id", "_stopped", "claim", "metadata", "stopped_by_caller", "tenant",
+        "traceparent", "when_caller_lost",
     )  # fmt: skip
 
     def __init__(
@@ -30,6 +31,10 @@ class Context:
         self._span_id: str | None = None
         self.tenant: Tenant | None = None
         """Where requests wait, on whose behalf this one is made. It stays in this process."""
+        self.claim: StreamClaim | None = None
+        """What the request plane says of the stream to the worker, if it is to outlive its connection."""
+        self.when_caller_lost: Callable[[Context], object] | None = None
+        """At a worker: what to do when the connection to the caller is lost, instead of killing this."""
         self._stopped = False
         self._killed = False
         self.stopped_by_caller = False
@@ -62,6 +67,13 @@ class Context:
             self.kill()
         else:
             self.stop_generating()
+
+    def lose_caller(self) -> None:
+        """The connection to the caller was lost, which need not mean that nobody wants the answer."""
+        if self.when_caller_lost is None:
+            self.stop_for_caller(kill=True)
+        else:
+            self.when_caller_lost(self)
 
     def notify_first_token(self) -> None:
         """Kept for programs that call it: the first token is seen where it arrives."""
@@ -98,6 +110,12 @@ class Context:
     def detached(self, id: str | None = None) -> Context:
         """A context with the same metadata and trace that is stopped and killed separately."""
         context = Context(id, dict(self.metadata), traceparent=self.traceparent)
+        context.tenant = self.tenant
+        return context
+
+    def renamed(self, id: str) -> Context:
+        """The same with another id, before anybody listens to it."""
+        context = Context(id, self.metadata, traceparent=self.traceparent)
         context.tenant = self.tenant
         return context
 

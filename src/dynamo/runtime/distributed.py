@@ -317,7 +317,9 @@ class Endpoint:
         await runtime.start()
         if runtime.spans:
             handler = runtime.spans.traced(handler, self.id, runtime.instance_id)
-        route = Route(self.path, handler, request_type, status_entry.counts if status_entry else None, limit)
+        counts = status_entry.counts if status_entry else None
+        keep = None if auxiliary else runtime.config.keep
+        route = Route(self.path, handler, request_type, counts, limit, keep)
         address = await runtime.plane.serve(route)
         remove_rows = runtime.inspection.add("streams", route.stream_rows)
         self._record = Instance(

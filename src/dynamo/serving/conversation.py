@@ -20,6 +20,7 @@ from dynamo.serving.collect import CollectedResponse, Listener, chat_completion
 from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedChoice
 from dynamo.serving.request import ModelRequest
+from dynamo.serving.resumable import ResumableStream
 from dynamo.serving.served_model import ServedModel
 
 
@@ -39,9 +40,10 @@ class Conversation(ModelRequest[ChatRequest]):
         body: bytes | bytearray | None = None,
         *,
         tool_finish_reason: str = "tool_calls",
+        stream: ResumableStream | None = None,
     ) -> None:
         """`tool_finish_reason` is the finish reason of an answer that ends with tool calls."""
-        super().__init__(model, request, context, observer, body)
+        super().__init__(model, request, context, observer, body, stream)
         self.n = self.choice_count = request.n or 1
         self._tool_finish_reason = tool_finish_reason
         self.token_ids: list[list[int]] | None = [[] for _ in range(self.n)] if request.return_token_ids else None

@@ -22,6 +22,7 @@ from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership
 from dynamo.runtime.names import FILES_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import Channel
+from dynamo.serving.exchange import FrontendExchange
 from dynamo.serving.model_group import ModelGroup
 from dynamo.serving.overrides import Override, Overrides
 from dynamo.serving.served_model import ServedModel
@@ -45,14 +46,17 @@ class Models:
         migration_limit: int | None = None,
         migration_max_seq_len: int | None = None,
         restart_seconds: float = 0.0,
+        exchange: bool = False,
     ) -> None:
         """`migration_limit` replaces that of the models' cards.
 
-        A model whose last worker left is said to be restarting for `restart_seconds`; then it does not exist.
+        A model whose last worker left is said to be restarting for `restart_seconds`; then it does not exist. With
+        `exchange`, this frontend and others tell each other whom they serve and which requests end workers.
         """
         self._migration_limit = migration_limit
         self._migration_max_seq_len = migration_max_seq_len
         self._suspects = Suspects()
+        self._exchange = FrontendExchange(runtime.events, self._suspects, self._all) if exchange else None
         self._restart_seconds = restart_seconds
         self._runtime = runtime
         self._router = router
@@ -72,6 +76,8 @@ class Models:
 
     async def start(self) -> None:
         """Return once all current workers are known and their models are loaded."""
+        if self._exchange:
+            self._exchange.start()
         await self._members.start()
         self._workers_known = True
         # A card that changes meanwhile replaces its loading task by another.
@@ -82,6 +88,8 @@ class Models:
                     task.result()
 
     async def close(self) -> None:
+        if self._exchange:
+            await self._exchange.close()
         await self._members.close()
         loading = self._loading()
         for group in self._groups.values():
@@ -107,6 +115,9 @@ class Models:
 
     def served(self) -> list[ServedModel]:
         return [group.model for group in self._groups.values() if group.model and group.ready]
+
+    def _all(self) -> list[ServedModel]:
+        return [group.model for group in self._groups.values() if group.model]
 
     def set_thresholds(self, name: str, values: Mapping[str, int | float | None]) -> None:
         """In effect from now on, even if all workers of the model leave and others join."""
@@ -339,6 +350,8 @@ class Models:
             group.resumes_guided,
             self._suspects,
         )
+        if self._exchange:
+            self._exchange.follow(group.model)
         self._apply_overrides()
         self._log_readiness(group)
         self._changed.set()

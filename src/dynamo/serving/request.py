@@ -13,6 +13,7 @@ import msgspec
 from msgspec import structs
 
 from dynamo.pipeline.choice import ChoiceSink
+from dynamo.pipeline.parse import new_call_id
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.card import ModelType
@@ -23,6 +24,7 @@ from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant, Usage
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.tensors import TensorRequest
 from dynamo.router.decision import Decision
+from dynamo.router.delivery.continuation import repeatable
 from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
 from dynamo.runtime import Context
 from dynamo.runtime.logging import TRACE
@@ -32,6 +34,7 @@ from dynamo.serving.collect import Listener
 from dynamo.serving.extra_fields import extra_fields
 from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedResponse
+from dynamo.serving.resumable import ResumableStream
 from dynamo.serving.served_model import ServedModel
 
 RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest | TensorRequest)
@@ -54,16 +57,21 @@ class ModelRequest(Generic[RequestT]):
         context: Context,
         observer: RequestObserver | None = None,
         body: bytes | bytearray | None = None,
+        stream: ResumableStream | None = None,
     ) -> None:
         """`request` must have been validated. `body` is the client's own JSON: a worker that takes text gets it instead
-        of `request`. Raises InvalidRequest if the model does not serve such requests."""
+        of `request`. With `stream`, another frontend can continue it.
+
+        Raises InvalidRequest if the model does not serve such requests.
+        """
         require_type(model, self.model_type)
         self.model = model
         self.request = request
         self.context = context
         self.id = f"{self.id_prefix}{context.id()}"
         self._received, self._began = time.time(), time.perf_counter()
-        self.created = int(self._received)
+        self.stream = stream
+        self.created = stream.request.created if stream else int(self._received)
         self._body = body
         self._observer = observer
         if observer:
@@ -83,9 +91,13 @@ class ModelRequest(Generic[RequestT]):
         """The fields beside `choices` that each chunk of the answer has."""
         return {"id": self.id, "object": self.chunk_object, "created": self.created, "model": self.model.name}
 
+    def instance_id(self, choice: int = 0) -> int | None:
+        """The worker that answers this choice, or None yet."""
+        return self._running[choice][1].instance_id if choice < len(self._running) else None
+
     def worker_name(self, choice: int = 0) -> str:
         """The worker that answers this choice, for messages."""
-        instance_id = self._running[choice][1].instance_id if choice < len(self._running) else None
+        instance_id = self.instance_id(choice)
         return "the worker" if instance_id is None else f"the worker {instance_id:x}"
 
     async def relay(self, sink: Sink) -> None:
@@ -148,6 +160,7 @@ class ModelRequest(Generic[RequestT]):
         """
         preprocessor = self.model.preprocessor
         assert preprocessor
+        index = len(self._running)
         context = self._next_context()
         sink = preprocessor.postprocess(
             prepared,
@@ -155,15 +168,20 @@ class ModelRequest(Generic[RequestT]):
             chat,
             tool_finish_reason=tool_finish_reason,
             stop_worker=context.stop_generating,
-            worker=partial(self.worker_name, len(self._running)),
+            worker=partial(self.worker_name, index),
             token_ids=token_ids,
+            one_by_one=self.stream is not None,
+            new_call_id=self.stream.name.call_ids(index) if self.stream else new_call_id,
         )
         self._outputs.append(sink)
         request = _salted(prepared.request, context.tenant)
+        if self.stream:
+            request = repeatable(request, self.stream.name.seed(index))
         await self._deliver(request, context, sink, len(request.token_ids))
 
     async def _deliver(self, request: object, context: Context, sink: Sink, prompt_tokens: int = 0) -> None:
-        router = self.model.router
+        router, stream, index = self.model.router, self.stream, len(self._running)
+        kept_at = await stream.kept_at(index, router.instances) if stream else None
         delivery = Delivery(
             partial(router.place, group=self._group, tenant=context.tenant),
             router.instances,
@@ -178,6 +196,9 @@ class ModelRequest(Generic[RequestT]):
                 resumes_guided=self.model.resumes_guided,
                 beside=self.model.handoffs.begin if self.model.handoffs else alone,
                 suspects=self.model.suspects,
+                tenant=context.tenant,
+                claim=stream.claim(index) if stream else None,
+                kept_at=kept_at,
             ),
         )
         self._running.append((context, delivery))

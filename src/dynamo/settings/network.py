@@ -63,6 +63,11 @@ class NetworkSettings(Settings, frozen=True, kw_only=True):
     graceful_shutdown_timeout: Annotated[float, Meta(ge=0, lt=1e9), Setting(
         variables="DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT",
         help="seconds a worker's running requests have after SIGTERM")] = 30.0
+    stream_wait: Annotated[float, Meta(ge=0, lt=1e9), Setting(
+        variables="DYN_STREAM_WAIT_SECS",
+        help="seconds a worker keeps a stream whose frontend was lost, for another frontend; 0: none")] = 30.0
+    stream_buffer_mb: Annotated[int, Meta(ge=1, lt=1 << 20), Setting(
+        variables="DYN_STREAM_BUFFER_MB", help="memory of a worker for the kept streams of one API key, in MB")] = 16
     inspect: Annotated[bool, Setting(
         variables="DYN_INSPECT", help="answer `dynamo inspect` of the same user, over a Unix socket")] = True
     # fmt: on

@@ -70,6 +70,8 @@ async def stream_response(
     """
     events, request = answer.events, call.request
     headers = {"Cache-Control": "no-cache"}
+    if inference is not None and inference.stream is not None:
+        headers["X-Dynamo-Stream"] = inference.stream.name.name
     call.record.stream = True
     if every := request.app[KEEP_ALIVE_SECONDS]:
         await events.kept_alive(request, headers, every)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -89,8 +90,16 @@ class EventStream:
         if transport.get_write_buffer_size() > MAX_UNSENT:
             self._cut_off(transport)
 
-    def end(self, data: bytes = b"") -> None:
-        """Send the last events; nothing may follow."""
+    def writer(self, choice: int) -> Callable[[bytes], None]:
+        """Sends the events of one of several choices."""
+        return self.write
+
+    def fail(self, data: bytes) -> None:
+        """Send the error that ends the stream."""
+        self.end(data)
+
+    def end(self, data: bytes = b"", choice: int = 0) -> None:
+        """Send the last events, which are those of this choice; nothing may follow."""
         if not self.ended.done():
             self.ended.set_result(None)
         if data:

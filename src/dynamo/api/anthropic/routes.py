@@ -5,12 +5,14 @@ from __future__ import annotations
 from aiohttp import web
 
 from dynamo.api.answers.http import json_response, stream_response
+from dynamo.api.answers.numbered import events_of
 from dynamo.api.anthropic.answers import ANTHROPIC, AnthropicMessage, TokenCount, message_of
 from dynamo.api.anthropic.request import CountTokensRequest, MessagesRequest
 from dynamo.api.anthropic.stream import AnthropicStream, MessagesWriter, stop_sequence
 from dynamo.api.anthropic.to_chat import anthropic_to_chat, hides_thinking, hosted_tools
 from dynamo.api.host import Host
 from dynamo.api.route import Api, HttpCall, inference
+from dynamo.api.stream_names import open_stream
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.card import ModelType
 from dynamo.serving.conversation import Conversation
@@ -22,7 +24,9 @@ async def messages(host: Host, call: HttpCall[MessagesRequest]) -> web.StreamRes
     chat = anthropic_to_chat(body)
     call.warn("tools that run at Anthropic", hosted_tools(body))
     validate_chat(chat)
-    conversation = Conversation(host.models.get(chat.model), chat, call.context(chat), call.record)
+    model = host.models.get(chat.model)
+    context, named = await open_stream(host, call, chat)
+    conversation = Conversation(model, chat, context, call.record, stream=named)
     try:
         await conversation.prepare()
         id = f"msg_{conversation.context.id().replace('-', '')}"
@@ -31,7 +35,7 @@ async def messages(host: Host, call: HttpCall[MessagesRequest]) -> web.StreamRes
             sequence = stop_sequence(collected.stop_reason)
             return json_response(message_of(conversation.completion(collected), id, sequence, hides_thinking(body)))
         stream = AnthropicStream(id, conversation.model.name, conversation.prompt_tokens, hides_thinking(body))
-        writer = MessagesWriter(stream, call.request_id)
+        writer = MessagesWriter(stream, call.request_id, events_of(conversation))
         await conversation.send([writer])
         return await stream_response(call, writer, conversation)
     finally:

@@ -115,8 +115,9 @@ class AnthropicStream:
 class MessagesWriter:
     """Writes the one choice of a Messages stream."""
 
-    def __init__(self, stream: AnthropicStream, request_id: str) -> None:
-        self.events = EventStream()
+    def __init__(self, stream: AnthropicStream, request_id: str, events: EventStream) -> None:
+        self.events = events
+        self._started = False
         self.error: DynamoException | None = None
         self._stream = stream
         self._request_id = request_id
@@ -150,11 +151,14 @@ class MessagesWriter:
 
     def fail(self, error: DynamoException) -> None:
         self.error = error
-        self.events.end(self._stream.fail(error, self._request_id) if self.events.has_begun else b"")
+        self.events.fail(self._stream.fail(error, self._request_id) if self.events.has_begun else b"")
 
     def _start(self) -> bytes:
         """The event that opens the stream, if it is not open yet."""
-        return b"" if self.events.has_begun else self._stream.start()
+        if self._started:
+            return b""
+        self._started = True
+        return self._stream.start()
 
 
 def stop_sequence(reason: str | int | None) -> str | None:

@@ -10,7 +10,8 @@ from collections.abc import Collection
 import msgspec
 
 from dynamo.api.answers.errors import error_answer
-from dynamo.api.answers.sse import DONE, EventStream
+from dynamo.api.answers.numbered import events_of
+from dynamo.api.answers.sse import DONE
 from dynamo.model import json_escaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
 from dynamo.pipeline.logprobs import chat_logprobs, text_logprobs
@@ -29,7 +30,7 @@ class Chunks:
 
     def __init__(self, inference: Conversation | Completion, top_logprobs: int | None, request_id: str) -> None:
         options = inference.request.stream_options
-        self.events = EventStream()
+        self.events = events_of(inference, inference.choice_count)
         self.error: DynamoException | None = None
         self.usage = Usage()
         self.usage_of = inference.usage_of
@@ -57,20 +58,20 @@ class Chunks:
             add_usage(self.usage, finish.usage, prompt=index % self._per_prompt == 0)
         self._running -= 1
         if self._running:
-            self.events.write(chunk.encode())
+            self.events.writer(index)(chunk.encode())
             return
         nvext = self._nvext(finish.stop_reason)
         if nvext:
             chunk = chunk.removesuffix("}\n\n") + f',"nvext":{_json.encode(nvext).decode()}}}\n\n'
         if self._include_usage:
             chunk += self.head + self.usage_tail(self.usage)
-        self.events.end(chunk.encode() + DONE)
+        self.events.end(chunk.encode() + DONE, index)
 
     def failed(self, error: DynamoException) -> None:
         """After the first byte an error is an event; before it the handler turns it into a status."""
         if self.error is None:
             self.error = error
-            self.events.end(error_events(error, self._request_id) if self.events.has_begun else b"")
+            self.events.fail(error_events(error, self._request_id) if self.events.has_begun else b"")
 
 
 def _usage(usage: Usage) -> str:
@@ -93,7 +94,7 @@ class _ChoiceWriter:
         self._index = index
         self._token_ids = token_ids
         self._prompt_token_ids = prompt_token_ids
-        self._write = chunks.events.write
+        self._write = chunks.events.writer(index)
         self._logprobs: list[TokenLogprob] = []
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:

@@ -8,11 +8,13 @@ import msgspec
 from aiohttp import web
 
 from dynamo.api.answers.http import json_response, stream_response
+from dynamo.api.answers.numbered import events_of
 from dynamo.api.host import Host
 from dynamo.api.openai.chunks import Chunks, chat_chunks, text_chunks
 from dynamo.api.openai.relay import RelayedStream
 from dynamo.api.openai.trace_payload import CapturedPayload
 from dynamo.api.route import HttpCall
+from dynamo.api.stream_names import open_stream
 from dynamo.pipeline.custom_tools import UNENFORCED, lark_tools
 from dynamo.pipeline.guidance import tool_finish_reason
 from dynamo.pipeline.validate import validate_chat, validate_completion, validate_embedding
@@ -37,8 +39,9 @@ async def chat(host: Host, call: HttpCall[ChatRequest]) -> web.StreamResponse:
     if body.tools:
         call.warn(UNENFORCED, lark_tools(body))
     model = host.models.get(body.model)
+    context, named = await open_stream(host, call, body)
     conversation = Conversation(
-        model, body, call.context(body), call.record, call.raw_body, tool_finish_reason=tool_finish_reason(body)
+        model, body, context, call.record, call.raw_body, tool_finish_reason=tool_finish_reason(body), stream=named
     )
     try:
         await conversation.prepare()
@@ -49,7 +52,9 @@ async def chat(host: Host, call: HttpCall[ChatRequest]) -> web.StreamResponse:
             return json_response(answer)
         stream: RelayedStream | Chunks
         if conversation.prepared is None:
-            stream = RelayedStream(conversation.head, conversation.worker_name, call.request_id)
+            stream = RelayedStream(
+                conversation.head, conversation.worker_name, call.request_id, events_of(conversation)
+            )
             await conversation.relay(stream)
             if payload is not None:
                 payload.relayed()
@@ -68,13 +73,14 @@ async def completions(host: Host, call: HttpCall[CompletionRequest]) -> web.Stre
     body = call.body
     validate_completion(body)
     model = host.models.get(body.model)
-    completion = Completion(model, body, call.context(body), call.record, call.raw_body)
+    context, named = await open_stream(host, call, body)
+    completion = Completion(model, body, context, call.record, call.raw_body, named)
     try:
         await completion.prepare()
         if not body.stream:
             return json_response(await completion.answer())
         if completion.takes_text:
-            relayed = RelayedStream(completion.head, completion.worker_name, call.request_id)
+            relayed = RelayedStream(completion.head, completion.worker_name, call.request_id, events_of(completion))
             await completion.relay(relayed)
             return await stream_response(call, relayed, completion)
         chunks, writers = text_chunks(completion, call.request_id)

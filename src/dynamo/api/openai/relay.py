@@ -13,9 +13,9 @@ from dynamo.serving.relay import WorkerName, checked_chunk, default_reason, unex
 
 
 class RelayedStream:
-    def __init__(self, head: dict[str, Any], worker: WorkerName, request_id: str) -> None:
+    def __init__(self, head: dict[str, Any], worker: WorkerName, request_id: str, events: EventStream) -> None:
         """`head`: what a chunk begins with, where the worker leaves it out."""
-        self.events = EventStream()
+        self.events = events
         self.error: DynamoException | None = None
         self._head = head
         self._worker = worker
@@ -58,4 +58,4 @@ class RelayedStream:
     def fail(self, error: DynamoException) -> None:
         if self.error is None:
             self.error = error
-            self.events.end(error_events(error, self._request_id) if self.events.has_begun else b"")
+            self.events.fail(error_events(error, self._request_id) if self.events.has_begun else b"")

@@ -48,10 +48,10 @@ class BackgroundRun:
         self._stream = stream
         self._record = record
         self._outcome = record.go_on()
-        self._writer = ResponsesWriter(
-            stream, conversation.tokenizer, conversation.request.top_logprobs or 0, self.events
-        )
         self.events.write(stream.start())
+        self._writer = ResponsesWriter(
+            stream, conversation.tokenizer, conversation.request.top_logprobs or 0, self.events, started=True
+        )
 
     async def run(self) -> None:
         """Produce the response, unless that is cancelled."""

@@ -45,6 +45,9 @@ class EventLog:
             follower.end()
         self._followers.clear()
 
+    def fail(self, data: bytes) -> None:
+        self.end(data)
+
     def follow(self, after: int = -1) -> EventStream:
         """A stream of the events after the one with this number."""
         stream = EventStream()

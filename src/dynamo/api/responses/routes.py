@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import structs
 
 from dynamo.api.answers.http import json_response, page, stream_response
-from dynamo.api.answers.sse import EventStream
+from dynamo.api.answers.numbered import events_of
 from dynamo.api.host import Host
 from dynamo.api.responses import conversations
 from dynamo.api.responses.answers import DeletedResponse, InputTokens, ResponseObject, response_of
@@ -23,6 +23,7 @@ from dynamo.api.responses.stored_conversations import ConversationObject
 from dynamo.api.responses.stream import ResponsesStream, ResponsesWriter
 from dynamo.api.responses.to_chat import hosted_tools, responses_to_chat, with_responses_names
 from dynamo.api.route import INFERENCE_ERRORS, STORED_ERRORS, WRITTEN_ERRORS, Api, HttpCall, HttpRoute, inference
+from dynamo.api.stream_names import open_stream
 from dynamo.pipeline.custom_tools import UNENFORCED, lark_tools
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.answers import Page
@@ -45,7 +46,9 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
         host.state.of(call.owner).background.check(body)
     try:
         validate_chat(chat)
-        conversation = Conversation(host.models.get(chat.model), chat, call.context(chat), call.record)
+        model = host.models.get(chat.model)
+        context, named = await open_stream(host, call, chat)
+        conversation = Conversation(model, chat, context, call.record, stream=named)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
     handed_over = False
@@ -69,7 +72,7 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
             await store.save(body, turn, response)
             return json_response(response)
         stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
-        writer = ResponsesWriter(stream, conversation.tokenizer, chat.top_logprobs or 0, EventStream())
+        writer = ResponsesWriter(stream, conversation.tokenizer, chat.top_logprobs or 0, events_of(conversation))
 
         async def save() -> None:
             await store.save(body, turn, stream.response)

@@ -211,13 +211,23 @@ Events = TypeVar("Events", EventStream, EventLog)
 class ResponsesWriter(Generic[Events]):
     """Writes the one choice of a Responses stream."""
 
-    def __init__(self, stream: ResponsesStream, tokenizer: Tokenizer | None, top_logprobs: int, events: Events) -> None:
+    def __init__(
+        self,
+        stream: ResponsesStream,
+        tokenizer: Tokenizer | None,
+        top_logprobs: int,
+        events: Events,
+        *,
+        started: bool = False,
+    ) -> None:
+        """`started`: the events that open the stream are written."""
         self.events: Events = events
         self.error: DynamoException | None = None
         self._stream = stream
         self._tokenizer = tokenizer
         self._top_logprobs = top_logprobs
         self._tokens: list[TokenLogprob] = []
+        self._started = started
 
     def escaped(self, text: str) -> None:
         self.text(json_unescaped(text))
@@ -253,8 +263,11 @@ class ResponsesWriter(Generic[Events]):
         if self.events.ended.done():  # a response that was cancelled or stopped
             return
         self.error = error
-        self.events.end(self._stream.fail(error.public_message) if self.events.has_begun else b"")
+        self.events.fail(self._stream.fail(error.public_message) if self.events.has_begun else b"")
 
     def _start(self) -> bytes:
         """The events that open the stream; built before the next one, as events are numbered."""
-        return b"" if self.events.has_begun else self._stream.start()
+        if self._started:
+            return b""
+        self._started = True
+        return self._stream.start()

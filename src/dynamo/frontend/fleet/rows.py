@@ -9,6 +9,8 @@ from dynamo.frontend.measure.worker_metrics import LastRequests
 from dynamo.handoff.router.recent import HandoffView
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelCard
+from dynamo.protocols.engine import Tenant
+from dynamo.router.choice.service import OUTPUT, PROMPT
 from dynamo.router.placement import RankStatus, TierStatus
 from dynamo.runtime.membership import Member
 from dynamo.serving.models import Models
@@ -16,6 +18,10 @@ from dynamo.serving.served_model import ServedModel
 
 LONGEST_NAME = 200
 """Characters of a name or an error that are shown."""
+MOST_KEYS = 32
+"""API keys shown of each model, those that wait first."""
+SHORT_NAME = 8
+"""Characters of a key's name that are shown: the start of its digest."""
 MOST_HANDOFFS = 16
 """Hand-offs shown of each model."""
 
@@ -125,6 +131,34 @@ def split_counts(model: ServedModel) -> Document:
     for (remote, reason), count in (model.handoffs.stats.decisions if model.handoffs else {}).items():
         counts.setdefault("split" if remote else "local", {})[reason] = count
     return counts
+
+
+def fairness_row(model: ServedModel, cards: list[ModelCard]) -> Document:
+    """How far apart the keys that wait are served, the bound of that, and what each had; empty without several keys.
+
+    The bound is that of the virtual token counter, by the sizes on the workers' cards: `2·max(w_p·L, w_q·M)`.
+    """
+    queue = model.router.queue
+    standings = [one for one in queue.waiting.standings() if one[0][0]]
+    if len(standings) < 2:
+        return {}
+    row: Document = {
+        "gap": round(queue.waiting.gap()),
+        "keys": {
+            f"{name[:SHORT_NAME]}{' (batch)' if background else ''}": {
+                "service": round(counter),
+                "waiting": waiting,
+                "running": queue.ledger.running(Tenant(name, background=background)),
+            }
+            for (name, background), counter, waiting in standings[:MOST_KEYS]
+        },
+    }
+    sizes = [card.runtime_config for card in cards]
+    blocks = sum((size.total_kv_blocks or 0) * max(1, size.data_parallel_size) for size in sizes)
+    if blocks and model.card.context_length:
+        batches = blocks * model.card.kv_cache_block_size
+        row["bound"] = round(2 * max(PROMPT * model.card.context_length, OUTPUT * batches))
+    return row
 
 
 def _handoff(handoff: HandoffView, model: str) -> Document:

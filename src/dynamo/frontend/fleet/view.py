@@ -16,11 +16,12 @@ from dynamo import __version__
 from dynamo.frontend.fleet import Document
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
-from dynamo.frontend.fleet.rows import LONGEST_NAME, WorkerRows, handoff_rows, split_counts
+from dynamo.frontend.fleet.rows import LONGEST_NAME, WorkerRows, fairness_row, handoff_rows, split_counts
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.frontend.measure.running import RunningRequests
 from dynamo.frontend.measure.stages import DISPATCH
 from dynamo.kv.messages import WorkerRank
+from dynamo.protocols.card import ModelCard
 from dynamo.router.decision import Decision
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
@@ -95,6 +96,10 @@ class FleetView:
         for name, ready in self._models.readiness().items():
             error = failures.get(name)
             rows[name] = _row(ready=ready, error=str(error)[:LONGEST_NAME] if error else None)
+        cards: dict[str, list[ModelCard]] = {}
+        for worker in self._models.workers():
+            if worker.card:
+                cards.setdefault(worker.card.name, []).append(worker.card)
         for model in served:
             router, stats = model.router, model.router.stats
             rows[model.name] = {
@@ -110,6 +115,8 @@ class FleetView:
             }
             if splits := split_counts(model):
                 rows[model.name]["splits"] = splits
+            if fairness := fairness_row(model, cards.get(model.name, [])):
+                rows[model.name]["fairness"] = fairness
         return rows
 
     def _request(self, record: RequestRecord) -> Document:

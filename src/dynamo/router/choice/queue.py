@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,8 +13,9 @@ from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import DynamoException
 from dynamo.router.choice.cost import CostConfig
+from dynamo.router.choice.elsewhere import ServiceElsewhere, TenantService
 from dynamo.router.choice.service import ServiceLedger, prompt_cost
-from dynamo.router.choice.turns import Turns
+from dynamo.router.choice.turns import Turns, tenant_key
 
 EVERYBODY = Tenant("")
 """The tenant of requests that have none."""
@@ -90,6 +92,7 @@ class Queue(Generic[P]):
         self._candidates = candidates
         self.waiting: Turns[_Waiting[P]] = Turns()
         self.ledger = ServiceLedger(self.waiting)
+        self.elsewhere = ServiceElsewhere(self.waiting)
         self._restricted: set[_Waiting[P]] = set()
         """Those of `waiting` that may use only some workers."""
         self._arrivals = 0
@@ -99,6 +102,11 @@ class Queue(Generic[P]):
 
     def __iter__(self) -> Iterator[RequestToPlace]:
         return iter([waiting.request for waiting in self.waiting])
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether more service is to come that tenants are charged for."""
+        return self.waiting.count > 0 or self.ledger.is_open
 
     async def wait(self, request: RequestToPlace, uncached_tokens: int) -> P:
         """Return when the request's turn has come and it is placed."""
@@ -121,6 +129,17 @@ class Queue(Generic[P]):
         finally:
             self._remove(waiting)
 
+    def takes_turns(self, tenant: Tenant) -> bool:
+        """Whether a request of this tenant must wait: others do here, or one that had less does at another frontend."""
+        return self.waiting.count > 0 or self.waiting.is_ahead(tenant_key(tenant))
+
+    def service(self) -> list[TenantService]:
+        """What the routers of other frontends should know of this one."""
+        self.ledger.settle()
+        restricted = Counter(tenant_key(one.tenant) for one in self._restricted)
+        waiting = self.waiting.waiting_keys()
+        return self.elsewhere.report([key for key, count in restricted.items() if count == waiting.get(key)])
+
     def passed(self, request: RequestToPlace, cached_tokens: int) -> None:
         """The request was placed without waiting."""
         if request.tenant.name:
@@ -132,6 +151,7 @@ class Queue(Generic[P]):
         """Dispatch in order; skip a worker that an earlier request is waiting for."""
         if not self.waiting:
             return
+        self.elsewhere.expire()
         self.ledger.settle()
         awaited: set[WorkerRank] = set()
         tried: set[int] = set()
@@ -151,6 +171,8 @@ class Queue(Generic[P]):
         request = waiting.request
         if waiting.placed.done():
             return True
+        if self.waiting.is_ahead(tenant_key(request.tenant)):
+            return False
         try:
             placement = self._place(request, awaited)
         except DynamoException as error:

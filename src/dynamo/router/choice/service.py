@@ -70,6 +70,11 @@ class ServiceLedger:
         self._running: Counter[tuple[str, bool]] = Counter()
         self._settled = 0.0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether any request of a tenant is placed and has not ended."""
+        return bool(self._open)
+
     def running(self, tenant: Tenant) -> int:
         """How many of its requests are placed and have not ended."""
         return self._running[tenant.name, tenant.background]

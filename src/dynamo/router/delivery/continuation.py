@@ -57,11 +57,13 @@ def is_repeatable(request: PreprocessedRequest) -> bool:
     return sampling.temperature == 0 or sampling.top_k == 1 or sampling.seed is not None
 
 
-def repeatable(request: PreprocessedRequest) -> PreprocessedRequest:
-    """The request with a seed drawn for it if it has none: its answer is as random as before, and can be repeated."""
+def repeatable(request: PreprocessedRequest, seed: int | None = None) -> PreprocessedRequest:
+    """The request with a seed, drawn for it unless given, if it has none: its answer is as random as before, and can be
+    repeated."""
     if is_repeatable(request):
         return request
-    seeded = structs.replace(request.sampling_options, seed=_chance.getrandbits(SEED_BITS))
+    drawn = _chance.getrandbits(SEED_BITS) if seed is None else seed
+    seeded = structs.replace(request.sampling_options, seed=drawn)
     return structs.replace(request, sampling_options=seeded)
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Tenant
 from dynamo.protocols.errors import Cancelled, ConnectionTimeout, DynamoException, Unavailable, WorkerBusy
+from dynamo.protocols.streams import StreamClaim
 from dynamo.router.config import RequestBackoff
 from dynamo.router.delivery.continuation import correct_usage, limit_cached
 from dynamo.router.delivery.history import DeliveryHistory
@@ -54,6 +55,14 @@ def alone() -> None:
     """A delivery without a companion."""
 
 
+class KeptAt(Struct, frozen=True):
+    """Where a stream is kept that another frontend has left unread."""
+
+    instance_id: int
+    continues: bool = False
+    """The worker continues what another one began."""
+
+
 class DeliveryOptions(Struct, frozen=True, kw_only=True):
     limit: int = 0
     """Migrations of one request."""
@@ -68,8 +77,14 @@ class DeliveryOptions(Struct, frozen=True, kw_only=True):
     resumes_guided: Callable[[], bool] = lambda: False
     """Whether the workers can continue a guided answer."""
     beside: Callable[[], Companion | None] = alone
+    claim: StreamClaim | None = None
+    """What names the stream to its worker, if it is to outlive this process."""
+    kept_at: KeptAt | None = None
+    """The worker that keeps the stream already: it is read from there, and computed anew only if that fails."""
     suspects: Suspects | None = None
     """Ends a request that may have ended workers."""
+    tenant: Tenant | None = None
+    """Whose request it is."""
 
 
 class Delivery:
@@ -102,15 +117,19 @@ class Delivery:
         self._instances = instances
         self._context = context
         self._beside = options.beside()
-        self._suspicion = options.suspects.suspicion(self.request) if options.suspects else None
+        self._suspicion = options.suspects.suspicion(self.request, options.tenant) if options.suspects else None
         self._watch = options.watch or StreamWatch(StallLimits(first=0, between=0))
         self._clock = UNWATCHED
         """The clock of the current stream; while another worker computes the prompt, there is none."""
         self._cancel: CancelStream = nothing_to_cancel
         self._cancelled_for: DynamoException | None = None
         """Why the current stream is being cancelled here, rather than by the client."""
+        self._hung = False
+        """The current worker is taken to be hung."""
         self._backoff: RequestBackoff | None = None
         """The back-off of the wait under way, which ends with the first output."""
+        self._kept_at = options.kept_at
+        """Until it was tried."""
         self._starting: asyncio.Task[Any] | None = None
         """Waits in `start` for an instance."""
         self._aborted: DynamoException | None = None
@@ -156,13 +175,24 @@ class Delivery:
         request = progress.request
         if progress.generated:
             request = progress.next_request(resumes_guided=self._options.resumes_guided())
-        placement = await instances.reach(
-            partial(self._place, request), progress.excluded, pinned=progress.pinned, last=lost
-        )
+        kept_at = self._kept_at
+        placement = await self._place_at(kept_at, request) if kept_at else None
+        attaches = placement is not None
+        if placement is None:
+            place: Callable[..., Awaitable[Placement]] = partial(self._place, request)
+            if self._suspicion and not progress.pinned and (shunned := self._suspicion.shunned()):
+                place = partial(self._place_apart, request, shunned, self._suspicion.must_shun)
+            placement = await instances.reach(place, progress.excluded, pinned=progress.pinned, last=lost)
         self.placement = placement
         self.history.placed_at = self.history.placed_at or perf_counter()
         progress.sent()
-        sent = await self._beside.prepare(request, placement, self._context) if self._beside else request
+        if claim := self._options.claim:
+            self._context.claim = structs.replace(claim, act="attach", facts=b"") if attaches else claim
+        if attaches:
+            sent = None  # the worker has it
+            progress.continues = bool(kept_at and kept_at.continues)
+        else:
+            sent = await self._beside.prepare(request, placement, self._context) if self._beside else request
         tokens = isinstance(request, PreprocessedRequest)
         prompt_tokens = len(request.token_ids) if tokens else 0
         self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_tokens)
@@ -185,6 +215,24 @@ class Delivery:
             return error
         return None
 
+    async def _place_apart(
+        self, request: Any, shunned: Collection[int], always: bool, *, avoid: Collection[int]
+    ) -> Placement:
+        """Avoid these workers too, unless there are no others; `always`: even then."""
+        apart = {*avoid, *shunned}
+        return await self._place(request, avoid=apart if always or self._instances.routable(apart) else avoid)
+
+    async def _place_at(self, kept_at: KeptAt, request: Any) -> Placement | None:
+        """Book the request where its stream is kept; None if that worker is gone."""
+        self._kept_at = None
+        try:
+            return await self._instances.reach(
+                partial(self._place, request, pinned=kept_at.instance_id), set(), pinned=True
+            )
+        except DynamoException as error:
+            log.warning("request %s: instance %x: %s", self._context.id(), kept_at.instance_id, error)
+            return None
+
     def _pause(self) -> float | None:
         """How long to wait for an instance; None to give up."""
         if self._backoff is None:
@@ -205,12 +253,14 @@ class Delivery:
         if hung:
             assert self.placement
             self._instances.inhibit(self.placement.instance_id)
+        self._hung = hung
         self._cancel_for(error)
 
     def unheard(self, error: ConnectionTimeout) -> None:
         assert self.placement
         self._instances.inhibit(self.placement.instance_id)
         if self.progress.may_move:
+            self._hung = True
             self._cancel_for(error)
 
     def abort(self, error: DynamoException) -> None:
@@ -284,19 +334,27 @@ class Delivery:
         assert self.placement
         instance_id = self.placement.instance_id
         error = self._cancelled_for or error
-        may_be_the_cause = self.progress.prompt_pending and is_loss(error)
-        self._release(lost=may_be_the_cause)
+        lost, self._hung = is_loss(error) or self._hung, False
+        pending, suspicion = self.progress.prompt_pending, self._suspicion
+        self._release(lost=lost)
         if error.is_engine_fault:
             self._instances.request_failed(instance_id)
         if self._context.is_stopped():
+            if suspicion:
+                suspicion.settled()
             self._give_up(error, "cancelled")
             return
         if error.migratable and not isinstance(error, WorkerBusy):
             self._instances.inhibit(instance_id)
-        if may_be_the_cause and self._suspicion and (verdict := self._suspicion.worker_lost(instance_id)):
-            self._give_up(verdict, "failure")
-            return
-        match self.progress.broken(error, instance_id):
+        free = False
+        if lost and suspicion:
+            generated = len(self.progress.generated or ())
+            verdict = suspicion.worker_lost(instance_id, generated=None if pending else generated)
+            if verdict and not self.progress.complete:
+                self._give_up(verdict, "failure")
+                return
+            free = suspicion.explained(instance_id)
+        match self.progress.broken(error, instance_id, free=free):
             case Next.End:
                 self.sink.end()
                 return

@@ -111,10 +111,10 @@ class DeliveryProgress:
         if value.finish_reason is not None:
             self.state = DeliveryState.Finished
 
-    def broken(self, error: DynamoException, instance_id: int) -> Next:
-        """The stream from this instance broke: decide what follows."""
+    def broken(self, error: DynamoException, instance_id: int, *, free: bool = False) -> Next:
+        """The stream from this instance broke: decide what follows. A `free` move does not count."""
         follows = self._after(error) if error.migratable else Next.Fail
-        if follows is Next.Move:
+        if follows is Next.Move and not free:
             self.migrations_left -= 1
         self._met_busy |= isinstance(error, WorkerBusy)
         self.excluded.add(instance_id)
@@ -124,7 +124,7 @@ class DeliveryProgress:
         return follows
 
     def _after(self, error: DynamoException) -> Next:
-        if self.state is DeliveryState.Finished or (self.generated and is_complete(self.request, self.generated)):
+        if self.complete:
             return Next.End
         silent = self.state is DeliveryState.Sent
         if silent and isinstance(error, EngineShutdown | WorkerBusy) and not self.pinned:
@@ -132,6 +132,12 @@ class DeliveryProgress:
         if not self.migrations_left or self.generated is None:
             return Next.Fail
         return Next.Move if self.may_move else Next.TooLong
+
+    @property
+    def complete(self) -> bool:
+        """The whole answer has come, if not the end of its stream."""
+        ended = self.generated and is_complete(self.request, self.generated)
+        return self.state is DeliveryState.Finished or bool(ended)
 
     @property
     def prompt_pending(self) -> bool:

@@ -101,6 +101,7 @@ class ClientLink(Link):
                     context.metadata,
                     context.traceparent,
                     tokens,
+                    context.claim,
                 ),
             )
         except InvalidArgument as error:

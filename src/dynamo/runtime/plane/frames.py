@@ -17,6 +17,7 @@ from msgspec import Raw, Struct, structs
 
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument, ProtocolError
+from dynamo.protocols.streams import StreamClaim
 
 MAGIC = "dynamo"
 VERSION = 2
@@ -60,6 +61,8 @@ class Request(Struct, array_like=True):
     traceparent: str | None = None
     tokens: bytes = b""
     """The payload's `token_ids`, left out there: u32 little-endian, so that no number becomes an object."""
+    claim: StreamClaim | None = None
+    """The stream is to outlive this connection, or is one that does. Older workers do not read it."""
 
 
 class Cancel(Struct, array_like=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo.protocols.errors import Cancelled, CannotConnect, DynamoException, InvalidArgument
+from dynamo.protocols.errors import Cancelled, CannotConnect, DynamoException, InvalidArgument, NotFound
 from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.context import Context
 from dynamo.runtime.plane.base import CancelStream, instance_path, nothing_to_cancel
@@ -86,6 +86,10 @@ class MemoryChannel:
             sink.fail(InvalidArgument(f"request does not fit {self._path}: {error}"))
             return nothing_to_cancel
         there = context.received()
+        if context.claim is not None and context.claim.act != "begin":
+            # Nothing is kept inside one process: caller and worker end together.
+            sink.fail(NotFound("streams are not kept in one process"))
+            return nothing_to_cancel
         outlet = MemoryOutlet(sink, route, there, item_type=item_type, columnar=columnar)
         cancel = outlet.follow(context)
         route.start(request, there, outlet)

@@ -11,10 +11,19 @@ from typing import Any
 import msgspec
 
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, from_exception
+from dynamo.protocols.errors import (
+    Cancelled,
+    DynamoException,
+    EngineShutdown,
+    InvalidArgument,
+    NotFound,
+    from_exception,
+)
+from dynamo.protocols.streams import StreamClaim
 from dynamo.runtime.context import Context
 from dynamo.runtime.plane.admission import RequestAdmission, RequestLimit
 from dynamo.runtime.plane.frames import Unencodable, unpack
+from dynamo.runtime.plane.kept import KeepLimits, KeptStreams
 from dynamo.runtime.status.counts import EndpointCounts
 from dynamo.runtime.stream import Handler, Outlet
 
@@ -31,8 +40,11 @@ class Route:
         request_type: Any = Any,
         counts: EndpointCounts | None = None,
         limit: RequestLimit | None = None,
+        keep: KeepLimits | None = None,
     ) -> None:
+        """With `keep`, streams outlive their connections where their requests claim it."""
         self.path = path
+        self.kept = KeptStreams(keep) if keep and keep.seconds else None
         self._admission = RequestAdmission(limit) if limit else None
         self.counts = counts
         """None in a process that reports no status."""
@@ -62,6 +74,10 @@ class Route:
 
     def start(self, request: Any, context: Context, outlet: Outlet, tokens: bytes | None = None) -> None:
         """With `tokens`, the prompt packed separately, the request has arrived as bytes."""
+        claim = context.claim
+        if claim is not None and claim.act != "begin":
+            self._continue(claim, context, outlet)
+            return
         size = 0
         if tokens is not None:
             size = len(request) + len(tokens)
@@ -73,6 +89,9 @@ class Route:
                     self.counts.error("deserialization")
                 outlet.fail(InvalidArgument(f"request does not fit {self.path}: {error}"))
                 return
+        if claim is not None and self.kept is not None and self.open:
+            outlet = self.kept.begin(claim, request, context, outlet, self.finished)
+            context = outlet.context
         if self.counts is None:
             self._active[context] = outlet, 0.0
         else:
@@ -86,6 +105,15 @@ class Route:
             self._handle(request, context, outlet)
         else:
             self._admission.admit(context, outlet, lambda: self._handle(request, context, outlet))
+
+    def _continue(self, claim: StreamClaim, context: Context, outlet: Outlet) -> None:
+        """Another connection asks for a stream, which is open already and takes no place of a new request."""
+        if self.kept is None:
+            outlet.fail(NotFound("this worker keeps no streams"))
+        elif claim.act == "describe":
+            self.kept.describe(claim, outlet)
+        else:
+            self.kept.attach(claim, context, outlet)
 
     def _decoded(self, payload: msgspec.Raw, tokens: bytes) -> Any:
         request = self._decoder.decode(payload)
@@ -130,6 +158,8 @@ class Route:
             log.warning("%d requests did not finish within %g s and are ended now", self.active, limit)
 
     def kill(self) -> None:
+        if self.kept is not None:
+            self.kept.close()
         for context, (outlet, _) in tuple(self._active.items()):
             # Before the context is killed: a handler that then ends normally would make a partial answer look complete.
             try:

@@ -122,6 +122,7 @@ class ServerLink(Link):
             self.send(Kind.ERROR, frames.Error(request.stream, *to_wire(error)))
             return
         context = Context(request.id, request.metadata, traceparent=request.traceparent)
+        context.claim = request.claim
         if request.columnar and route.counts is not None:
             self._delta_bytes = route.counts.response_bytes
         self._calls[request.stream] = context
@@ -137,7 +138,7 @@ class ServerLink(Link):
         self._handshakes.remove(self)
         self.resume()
         for context in tuple(self._calls.values()):
-            context.stop_for_caller(kill=True)
+            context.lose_caller()
 
 
 class LinkOutlet:

@@ -118,6 +118,10 @@ function showTotals(rows, models) {
     "Prompt blocks cached": prompt ? `${Math.round(sum("overlap_blocks") / prompt * 100)} %` : "–",
     "Refused: busy": amount(sum("rejected")),
   };
+  // Where several API keys share the workers: the service by which those that wait are apart, and what it may be.
+  const fairness = models.map(([, model]) => model.fairness).filter(Boolean);
+  const widest = fairness.sort((one, other) => (other.gap / (other.bound ?? Infinity)) - (one.gap / (one.bound ?? Infinity)))[0];
+  totals["Keys apart"] = widest ? `${amount(widest.gap)}${widest.bound ? ` of ${amount(widest.bound)}` : ""}` : "–";
   const list = $("totals");
   if (!list.children.length) for (const title of Object.keys(totals)) list.append(el("div", {}, el("dt", {}, title), el("dd")));
   Object.values(totals).forEach((value, index) => setText(list.children[index].lastChild, value));
