@@ -37,7 +37,7 @@ class CommandParser(argparse.ArgumentParser):
         if flag is None:
             self.error(f"unknown word '{unknown[0]}'")
         name = flag.partition("=")[0]
-        self.error(f"unknown flag '{name}'{nearest(name, self.flags)}")
+        self.error(f"unknown flag '{name}'{nearest(name, self.flags, cutoff=0.8)}")
 
     @property
     def flags(self) -> list[str]:

@@ -16,7 +16,7 @@ from dynamo.protocols.errors import ModelError
 from dynamo.serving.served_model import ServedModel
 
 API_VERSION = "0.13.0"
-"""Of Ollama, whose clients refuse a server that says less than they need; our own is at /version."""
+"""The version of Ollama whose API this is: its clients refuse a server that says less. Our own is at /version."""
 _WEIGHTS = (".safetensors", ".gguf", ".bin")
 
 
