@@ -1,4 +1,5 @@
 # Everything happens in .venv, which `make` builds when it is missing or pyproject.toml changed.
+# With LOCKED=1 the environment gets the versions of .ci/locked.txt, whose bytes are checked; without, the newest that fit.
 # With TEST_OPTIONAL=1 a client or an engine that cannot be installed is reported as NOT RUN instead of failing.
 PYTHON ?= python3
 VENV   := .venv
@@ -6,10 +7,11 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 VLLM_TESTS := tests/engines/vllm tests/engines/conformance
+ADVISORIES := https://pypi.org/pypi/pip/json
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: run docs site test test-wheel test-extras test-kubernetes test-repeat coverage test-deep test-fair poison test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
+.PHONY: run docs site test test-wheel test-extras test-kubernetes test-repeat coverage lock test-deep test-fair fuzz poison test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -49,6 +51,10 @@ test-deep: $(DEV)
 # The bound of fairness: a million random histories over one to four frontends, some hours.
 test-fair: $(DEV)
 	$(BIN)/python benchmarks/fair_bound.py --histories $(or $(HISTORIES),1000000) --processes $$(nproc)
+
+# Every parser of bytes from outside, with new mutations for SECONDS; what breaks one is kept in tests/fuzz/kept.
+fuzz: $(DEV)
+	$(BIN)/python -W ignore tests/fuzz/longer.py --seconds $(or $(SECONDS),3600)
 
 # Deadly requests of one key beside the ordinary ones of another, with real processes: half an hour.
 poison: $(DEV)
@@ -105,13 +111,19 @@ test-wheel:
 test-extras:
 	@.ci/test-extras
 
-# Known vulnerabilities of what is installed, by PyPI's own list.
+# The versions of all that is installed for tests, with the digests of their bytes: renewed for each release.
+lock:
+	@$(PYTHON) -m venv .audit && .audit/bin/pip install --quiet --disable-pip-version-check uv
+	.audit/bin/uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" --extra dev --output-file .ci/locked.txt pyproject.toml .ci/locked.in
+
+# Known vulnerabilities of what is installed, by PyPI's own list. Only where that list cannot be read is this left out.
 audit: $(DEV)
 	@if ! { $(PYTHON) -m venv .audit && .audit/bin/pip install --quiet --disable-pip-version-check pip-audit; }; then \
 	    if [ -n "$$TEST_OPTIONAL" ]; then echo "NOT RUN: make audit (pip-audit cannot be installed)"; else exit 1; fi; \
 	  elif .audit/bin/pip-audit --strict --progress-spinner off --skip-editable --path $(SITE) >.audit/log 2>&1; then \
 	    cat .audit/log; \
-	  elif [ -n "$$TEST_OPTIONAL" ] && grep -q "could not be audited\|ServiceError\|ConnectionError" .audit/log; then \
+	  elif [ -n "$$TEST_OPTIONAL" ] && ! .audit/bin/python -c "from urllib.request import urlopen; urlopen('$(ADVISORIES)', timeout=60)" 2>/dev/null; then \
 	    echo "NOT RUN: make audit (the list of known vulnerabilities cannot be reached)"; \
 	  else cat .audit/log; exit 1; fi
 
@@ -148,5 +160,8 @@ $(READY): pyproject.toml | $(VENV)/bin/python
 
 $(DEV): pyproject.toml | $(VENV)/bin/python
 	@echo "Installing Dynamo with all that its tests need into $(VENV): some minutes the first time ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@if [ -n "$$LOCKED" ]; then \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement .ci/locked.txt && \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .; \
+	  else $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; fi
 	@touch $(READY) $@

@@ -7,6 +7,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from dynamo import __version__
@@ -82,3 +84,36 @@ def test_breaking_changes_come_first_and_every_release_has_a_link() -> None:
         for part in text.split("\n### "):
             entries = [line.startswith("- **Breaking:**") for line in part.splitlines() if line.startswith("- ")]
             assert entries == sorted(entries, reverse=True)
+
+
+LOCKED = (ROOT / ".ci" / "locked.txt").read_text()
+VERSIONS = {
+    canonicalize_name(name): Version(version)
+    for name, version in re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==([^\s;\\]+)", LOCKED, re.MULTILINE)
+}
+
+
+def wanted(extra: str = "") -> list[Requirement]:
+    """What an extra asks for, or the package itself, with what it asks of its own extras."""
+    found = []
+    for line in PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]:
+        requirement = Requirement(line)
+        own = requirement.name == NAME
+        found += [each for one in requirement.extras for each in wanted(one)] if own else [requirement]
+    return found
+
+
+def test_the_locked_versions_are_those_that_the_project_asks_for() -> None:
+    """`make lock` renews them; a dependency that is added without it would not be installed where the lock is used."""
+    for requirement in (*wanted(), *wanted("dev")):
+        version = VERSIONS.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement}: run `make lock`"
+        assert requirement.specifier.contains(version, prereleases=True), f"{requirement}: run `make lock`"
+
+
+def test_every_locked_version_has_digests_and_nothing_else_is_said_of_where_it_comes_from() -> None:
+    blocks = re.split(r"\n(?=[\w.-]+(?:\[[\w,-]+\])?==)", LOCKED)[1:]
+    assert len(blocks) >= len(VERSIONS)
+    for block in blocks:
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", block), block.splitlines()[0]
+    assert not re.search(r"--(extra-)?index-url|--find-links|file:|https?://", LOCKED)

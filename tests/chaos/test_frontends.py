@@ -23,11 +23,10 @@ from support.services import free_port
 from support.stack import Process, Stack, environ_of
 from support.stream_client import StreamClient
 
-pytestmark = pytest.mark.chaos
-
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "1250"))
 AT_ONCE = 24
 EVERY = 3.0
+"""Seconds between two kills."""
 MOCKER = ("-m", "dynamo.mocker", "--model-path", "tiny", "--migration-limit", "5", "--decode-speedup-ratio", "0.2")
 
 
@@ -90,12 +89,12 @@ def comparable(texts: list[str]) -> list[Any]:
     return sorted(events, key=lambda event: event["choices"][0]["index"] if event.get("choices") else len(texts))
 
 
-async def _kill(places: list[Place], seed: int, killed: list[float]) -> None:
-    """Kill one every three seconds, or as soon as the one before it has been replaced."""
+async def _kill(places: list[Place], seed: int, every: float, killed: list[float]) -> None:
+    """Kill one every so many seconds, or as soon as the one before it has been replaced."""
     chance = random.Random(f"kills {seed}")
     due = time.monotonic()
     while True:
-        due = max(due + EVERY, time.monotonic())
+        due = max(due + every, time.monotonic())
         await asyncio.sleep(due - time.monotonic())
         await chance.choice(places).kill()
         killed.append(time.monotonic())
@@ -103,13 +102,22 @@ async def _kill(places: list[Place], seed: int, killed: list[float]) -> None:
 
 @pytest.mark.parametrize("network", ["etcd", "etcd nats"])
 @pytest.mark.parametrize("victims", ["frontends", "frontends and workers"])
+@pytest.mark.chaos
 async def test_clients_that_reconnect_get_every_event(
     tmp_path: Path, network: str, victims: str, request: pytest.FixtureRequest
 ) -> None:
+    await disturb(tmp_path, environ_of(network, request), victims, REQUESTS, EVERY)
+
+
+async def test_a_short_run_of_kills_of_frontends_and_workers(tmp_path: Path) -> None:
+    await disturb(tmp_path, {"DYN_TCP_RPC_HOST": "127.0.0.1"}, "frontends and workers", 120, 1.0)
+
+
+async def disturb(folder: Path, environ: dict[str, str], victims: str, requests: int, every: float) -> None:
     seed = seed_of_run(3)
     pool = [msgspec.structs.replace(each, body={**each.body, "stream": True}) for each in questions(seed, 48, "tiny")]
-    async with Stack(tmp_path, environ_of(network, request)) as stack, client_session() as session:
-        deployment = Deployment(stack, tmp_path, frontends=3, workers=3)
+    async with Stack(folder, environ) as stack, client_session() as session:
+        deployment = Deployment(stack, folder, frontends=3, workers=3)
         await deployment.start()
         chance = random.Random(f"order {seed}")
 
@@ -119,7 +127,7 @@ async def test_clients_that_reconnect_get_every_event(
 
         undisturbed = [comparable(await client(each).whole(deployment.urls[:1])) for each in pool]
         before = await deployment.computed(session)
-        drawn = [chance.randrange(len(pool)) for _ in range(REQUESTS)]
+        drawn = [chance.randrange(len(pool)) for _ in range(requests)]
         order = iter(drawn)
         starts = itertools.cycle(range(len(deployment.urls)))
         different: list[str] = []
@@ -136,15 +144,15 @@ async def test_clients_that_reconnect_get_every_event(
 
         killed: list[float] = []
         places = deployment.frontends + (deployment.workers if "workers" in victims else [])
-        killing = asyncio.create_task(_kill(places, seed, killed))
+        killing = asyncio.create_task(_kill(places, seed, every, killed))
         try:
             await asyncio.gather(*(read() for _ in range(AT_ONCE)))
             assert not killing.done(), killing.exception()
         finally:
             killing.cancel()
             await asyncio.gather(killing, return_exceptions=True)
-        counts = f"{REQUESTS} streams, {connections} reconnections, {len(killed)} kills, {len(different)} differ"
-        print(f"\nseed {seed}, {victims}, {network}: {counts}", flush=True)
+        counts = f"{requests} streams, {connections} reconnections, {len(killed)} kills, {len(different)} differ"
+        print(f"\nseed {seed}, {victims}: {counts}", flush=True)
         assert not different, different[:5]
         assert killed
         if victims == "frontends":

@@ -60,6 +60,10 @@ def test_parts_that_a_fleet_may_have_are_shown_without_control_characters() -> N
         "time": 1, "request_id": "r1", "decode": "7", "prefill": "8", "reason": "worth", "stage": "done",
         "uncached_tokens": 64, "prefill_ms": 5.0, "handoff_ms": 1.0,
     }}  # fmt: skip
+    fleet["sessions"] = {"-/ab": {
+        "time": 1, "id": "s\x1b[2J", "model": "m", "turns": 2, "prompt_tokens": 90, "worker_id": "7", "pause_s": 2.5,
+        "cached_percent": [0, 96],
+    }}  # fmt: skip
     row = {"model": "m", "begin": 0, "blocks": 2, "tokens": 32, "held": 4, "holders": 2}
     below = row | {"begin": 2, "held": 1, "parent": "m/a/d/aaaaaaaa11"}
     fleet["prefixes"] = {"m/a/d/bbbbbbbb22": below, "m/a/d/aaaaaaaa11": row}
@@ -69,6 +73,7 @@ def test_parts_that_a_fleet_may_have_are_shown_without_control_characters() -> N
     for line in (
         "7       disk  off        3    5/9    25%         -   1.5s",
         "r1        8        7       split: worth  done       64    5.0ms     1.0ms",
+        "s?[2J    m      7           2   2.5s      90  0% 96%",
         "aaaaaaaa    m         0      32     4        2",
         "  bbbbbbbb  m        32      32     1        2",
     ):

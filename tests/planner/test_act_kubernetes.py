@@ -16,7 +16,9 @@ from dynamo.kubernetes.api import KubernetesApi, decoded
 from dynamo.kubernetes.cluster import ClusterAccess
 from dynamo.kubernetes.errors import KubernetesError
 from dynamo.planner import Planner, PlannerConfig, TrafficSeen
-from dynamo.planner.act.kubernetes import GraphActor, ScaledGraph, Workload, WorkloadActor, kubernetes_actor
+from dynamo.planner.act.graphs import GraphActor, ScaledGraph
+from dynamo.planner.act.kubernetes import kubernetes_actor
+from dynamo.planner.act.workloads import Workload, WorkloadActor
 from dynamo.planner.config import PlannerConfigError, parse_config
 from dynamo.planner.parts import ActorError, Measurement, PoolLoad, PoolOrder
 from support.kube_server import KubeServer
@@ -193,12 +195,32 @@ async def test_services_of_a_graph_deployment_are_found_by_their_kind_and_scaled
     assert caught.value.unchanged == {"prefill", "decode"}
 
 
+async def test_components_of_v1beta1_are_scaled_in_the_graph_or_by_their_adapter(
+    server: KubeServer, api: KubernetesApi
+) -> None:
+    components: list[dict[str, Any]] = [
+        {"name": "Frontend", "type": "frontend", "replicas": 1},
+        {"name": "Prefill", "type": "prefill", "replicas": 1, "scalingAdapter": {}},
+        {"name": "worker", "type": "decode", "podTemplate": {"spec": {}}},
+    ]
+    server.put("dynamographdeployments", "llm", {"components": components}, {"components": {}})
+    server.put("dynamographdeploymentscalingadapters", "llm-prefill", {"replicas": 3})
+    config = PlannerConfig(environment="kubernetes", mode="disagg", graph_deployment="llm")
+    actor = kubernetes_actor(api, config)
+    orders = await actor.read()
+    assert {role: order.wanted for role, order in orders.items()} == {"prefill": 3, "decode": 1}
+    await actor.scale({"prefill": 4, "decode": 2})
+    assert server.replicas("dynamographdeploymentscalingadapters", "llm-prefill") == 4
+    changed = server.objects["dynamographdeployments", "llm"]["spec"]["components"]
+    assert changed == [*components[:2], {**components[2], "replicas": 2}]
+
+
 @pytest.mark.parametrize(
     ("services", "sentence"),
     [
-        ({"Frontend": {}}, "has no service 'worker', and 0 services with subComponentType 'decode'; it has Frontend"),
-        ({"a": {"subComponentType": "decode"}, "b": {"subComponentType": "decode"}}, "and 2 services"),
-        ({"worker": {"scalingAdapter": {"enabled": True}}}, "the replicas of 'worker' belong to its scalingAdapter"),
+        ({"Frontend": {}}, "has no component 'worker', and 0 for the role 'decode'; it has Frontend"),
+        ({"a": {"subComponentType": "decode"}, "b": {"subComponentType": "decode"}}, "and 2 for the role"),
+        ({"worker": {"scalingAdapter": {"enabled": True}}}, "there is no dynamographdeploymentscalingadapters"),
     ],
 )
 async def test_a_graph_deployment_that_cannot_be_scaled_says_why(

@@ -121,6 +121,64 @@ async def test_a_model_whose_workers_restart_is_unavailable_and_keeps_its_router
     await runtime.close()
 
 
+async def test_requests_wait_for_the_first_worker_of_a_model_that_had_one() -> None:
+    local = Local()
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await runtime.start()
+    models = Models(runtime, RoutingConfig(), HubConfig.from_env({}), restart_seconds=3600, wait_seconds=3600)
+    await models.start()
+    with pytest.raises(ModelNotFound):
+        await models.arrive("m")
+    async with Worker(local, card()):
+        assert await models.wait_for("m") is await models.arrive("m")
+    await until(lambda: not models.readiness())
+    assert [model.name for model in models.listed()] == ["m"]
+    waiting = [asyncio.create_task(models.arrive("m")) for _ in range(3)]
+    await until(lambda: models.waiting["m"] == 3)
+    waiting[0].cancel()
+    await until(lambda: models.waiting["m"] == 2)
+    async with Worker(local, card()):
+        assert [model.name for model in await asyncio.gather(*waiting[1:])] == ["m", "m"]
+    assert models.waiting["m"] == 0
+    await models.close()
+    await runtime.close()
+
+
+async def test_a_request_waits_no_longer_than_it_may() -> None:
+    local = Local()
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await runtime.start()
+    models = Models(runtime, RoutingConfig(), HubConfig.from_env({}), restart_seconds=3600, wait_seconds=0.01)
+    await models.start()
+    async with Worker(local, card()):
+        await models.wait_for("m")
+    await until(lambda: not models.readiness())
+    with pytest.raises(Unavailable, match="'m' are restarting"):
+        await models.arrive("m")
+    assert models.waiting["m"] == 0
+    await models.close()
+    await runtime.close()
+
+
+async def test_requests_wait_while_workers_of_another_card_take_over() -> None:
+    """As in a rolling update that changes the card: the new one is loaded when the last old worker left."""
+    local = Local()
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await runtime.start()
+    models = Models(runtime, RoutingConfig(), HubConfig.from_env({}), wait_seconds=3600)
+    await models.start()
+    async with Worker(local, card(context_length=8)):
+        await models.wait_for("m")
+        new = Worker(local, card(context_length=16), "new.b.c")
+        await new.__aenter__()
+    found = await models.arrive("m")
+    await until(lambda: models.get("m").card.context_length == 16)
+    assert found.name == "m"
+    await new.__aexit__()
+    await models.close()
+    await runtime.close()
+
+
 async def test_a_model_whose_workers_do_not_return_in_time_is_unknown() -> None:
     local = Local()
     runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)

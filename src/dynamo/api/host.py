@@ -33,6 +33,8 @@ from dynamo.settings.frontend import FrontendSettings
 
 DATABASE = "state.sqlite"
 BATCHES = Limits(10_000, 64 << 20)
+TAKE_OVER_SECONDS = 2.0
+"""How often a process looks whether another one of its folder has ended."""
 
 
 class Owner(Struct, frozen=True):
@@ -90,6 +92,7 @@ class KeptState:
         self._folder = folder
         self._processes = processes
         self._owned = owned
+        self._taking_over: asyncio.Task[None] | None = None
 
     def of(self, owner: str) -> OwnedState:
         return self._owned[owner]
@@ -97,8 +100,20 @@ class KeptState:
     async def start(self) -> None:
         if self._folder is not None:
             await delete_leftovers(self._records, self._folder)
+            self._taking_over = asyncio.create_task(self._take_over())
         for owned in self._owned.values():
             await owned.batches.start()
+
+    async def _take_over(self) -> None:
+        """Run the batches of processes that have ended: those that share the folder with this one."""
+        rounds = 0
+        while True:
+            await asyncio.sleep(TAKE_OVER_SECONDS)
+            # Twice: of what a process held when it was killed, the journal of a batch may be released last.
+            rounds = 2 if await asyncio.to_thread(self._processes.others_ended) else max(0, rounds - 1)
+            if rounds:
+                for owned in self._owned.values():
+                    await owned.batches.start()
 
     @property
     def batch_lines(self) -> int:
@@ -106,6 +121,10 @@ class KeptState:
         return sum(owned.batches.asking for owned in self._owned.values())
 
     async def stop_batches(self) -> None:
+        if self._taking_over:
+            self._taking_over.cancel()
+            await asyncio.gather(self._taking_over, return_exceptions=True)
+            self._taking_over = None
         for owned in self._owned.values():
             await owned.batches.close()
 
@@ -130,6 +149,8 @@ class Host(Protocol):
     models: Models
     state: KeptState
     """What is kept between requests, apart for each API key."""
+    strips_preamble: bool
+    """The line that Claude Code writes for Anthropic's billing is left out of prompts."""
     payloads: PayloadCapture | None
     """Where request traces keep what chats said."""
 

@@ -13,10 +13,11 @@ from msgspec import Struct
 from dynamo.api import headers
 from dynamo.api.answers.errors import OPENAI, Dialect
 from dynamo.api.openai.trace_payload import CapturedPayload
+from dynamo.api.sessions import guessed_session, named_session
 from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.embeddings import EmbeddingRequest
-from dynamo.protocols.engine import Tenant
+from dynamo.protocols.engine import Session, Tenant
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import Context
 from dynamo.serving.batches.line import AnswerLine
@@ -56,6 +57,8 @@ class MeasuredRequest(RequestObserver, Protocol):
     traceparent: str | None
     stream: bool
     """The answer is a stream."""
+    session: Session | None
+    """The conversation that it is a turn of."""
     payload: CapturedPayload | None
     """What was said, where request traces keep it."""
 
@@ -85,15 +88,39 @@ class HttpCall(Generic[Body]):
         """Whose state the request may use: that of its API key."""
         return self.request[OWNER]
 
-    def context(self, request: ChatRequest | CompletionRequest | EmbeddingRequest) -> Context:
-        """Read the headers: `nvext` fields are added to `request`; id, metadata and trace become the context."""
+    def context(
+        self, request: ChatRequest | CompletionRequest | EmbeddingRequest, conversation: str | None = None
+    ) -> Context:
+        """Read the headers: `nvext` fields are added to `request`; id, metadata and trace become the context.
+
+        `conversation` is the id of the kept one that the request continues, or begins.
+        """
         sent = self.request.headers
         request.nvext = headers.nvext(sent, request.nvext)
         context = Context(
             headers.context_id(sent, self.request_id), headers.metadata(sent), traceparent=self.record.traceparent
         )
         context.tenant = self.request.get(TENANT)
+        context.session = self.record.session = self._session(request, conversation)
         return context
+
+    def _session(
+        self, request: ChatRequest | CompletionRequest | EmbeddingRequest, conversation: str | None
+    ) -> Session | None:
+        owner = self.request.get(OWNER, "")
+        session, wrong = named_session(self.request.headers, owner)
+        self.warn("what is not the id of a session", wrong)
+        if session is None and conversation:
+            return Session(conversation, owner)
+        if session is None and isinstance(request, ChatRequest):
+            return guessed_session(request.messages, owner)
+        return session
+
+    def begins(self, context: Context, conversation: str) -> None:
+        """A kept conversation begins with this request, unless the client has named or continued one."""
+        session = context.session
+        if session and not session.named:
+            context.session = self.record.session = Session(conversation, session.owner)
 
     def warn(self, what: str, names: Sequence[str]) -> None:
         """Say in the response's headers what was left out of the request."""

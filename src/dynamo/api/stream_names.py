@@ -64,11 +64,11 @@ def checked_name(name: str) -> str:
 
 
 async def open_stream(
-    host: Host, call: HttpCall[Any], request: ChatRequest | CompletionRequest
+    host: Host, call: HttpCall[Any], request: ChatRequest | CompletionRequest, conversation: str | None = None
 ) -> tuple[Context, ResumableStream | None]:
     """The context of a request, and its stream if the client has named one: the one that a worker keeps of that name,
-    or a new one."""
-    context = call.context(request)
+    or a new one. For `conversation` see `HttpCall.context`."""
+    context = call.context(request, conversation)
     stream = call.stream
     if stream is None and (want := wanted(call.request.headers)) is not None:
         name = StreamName(want.name, call.owner)

@@ -78,7 +78,10 @@ class Gate:
                         self._requests.run(record)
                     response = await route.handler(self._frontend, HttpCall(request, record, body, raw_body))
                 status = response.status
-                record.stream |= not isinstance(response, web.Response)
+                if not isinstance(response, web.Response):
+                    record.stream = True
+                elif timing := record.server_timing():
+                    response.headers["Server-Timing"] = timing
             except asyncio.CancelledError:
                 self._client_left(request, record)
                 raise
@@ -116,7 +119,10 @@ class Gate:
         for dialect in self._dialects.values():
             if dialect.request_id and (request.get(DIALECT) is dialect or dialect.is_of(request)):
                 response.headers[dialect.request_id] = response.headers["x-request-id"]
-        if warnings := request.get(headers.WARNINGS):
+        warnings = request.get(headers.WARNINGS, ())
+        if record and record.change:
+            warnings = (*warnings, str(record.change))
+        if warnings:
             response.headers[headers.WARNING] = "; ".join(warnings)
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"

@@ -8,11 +8,12 @@ import errno
 import gc
 import logging
 import ssl
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
 from dynamo.api.catalog import APIS, line_endpoints
 from dynamo.api.host import KeptState, open_state
@@ -81,6 +82,7 @@ class Server:
             config.migration_limit,
             config.migration_max_seq_len,
             config.model_restart_secs,
+            config.model_wait_secs,
             # With the KV router a frontend hears the workers' events anyway.
             exchange=callers.share_workers or config.router.mode == "kv",
         )
@@ -96,6 +98,7 @@ class Server:
             runtime.inspection,
             runtime.events,
             siblings,
+            strips_preamble=config.strip_anthropic_preamble,
         )
         add_tables(runtime.inspection, self._frontend)
         self._gate = Gate(self._frontend, config, tracing)
@@ -111,6 +114,9 @@ class Server:
 
         One of several processes on a port listens last.
         """
+        # The texts of these are what clients sent, and Python remembers each one that it has shown.
+        for category in (BadContentDispositionHeader, BadContentDispositionParam):
+            warnings.filterwarnings("ignore", category=category)
         if self._config.kserve_grpc_server:
             self.grpc = kserve_server(self._frontend, self._config)
         self._frontend.state = self._state = await open_state(

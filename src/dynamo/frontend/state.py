@@ -20,7 +20,7 @@ from dynamo.frontend.measure.router_metrics import (
     split_metrics,
 )
 from dynamo.frontend.measure.running import RunningRequests
-from dynamo.frontend.measure.worker_metrics import ready_gauge, worker_gauges
+from dynamo.frontend.measure.worker_metrics import ready_gauge, waiting_gauge, worker_gauges
 from dynamo.frontend.siblings import Siblings
 from dynamo.router.families import router_families
 from dynamo.runtime.events import EventPlane
@@ -42,12 +42,15 @@ class Frontend(Host):
         inspection: Inspection,
         events: EventPlane,
         siblings: Siblings | None = None,
+        *,
+        strips_preamble: bool = False,
     ) -> None:
         self.callers = callers
         self.inspection = inspection
         self.models = models
         self.requests = requests
         self.payloads = requests.payloads
+        self.strips_preamble = strips_preamble
         self.started = False
         """All that requests need is there."""
         self.draining = False
@@ -70,6 +73,7 @@ class Frontend(Host):
             *metrics.stages.snapshot(by_stage, streams),
             *self._loop_delay.snapshot(metrics.prefix),
             ready_gauge(metrics.prefix, self.models.readiness()),
+            waiting_gauge(metrics.prefix, self.models.waiting),
             *worker_gauges(metrics.prefix, served, metrics.last_requests),
             *adapter_gauges(metrics, served),
             *queue_metrics(metrics.prefix, served),

@@ -32,3 +32,6 @@ ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices", "Endpoint
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
 WORKER_METADATA = Resource("nvidia.com", "v1alpha1", "dynamoworkermetadatas", "DynamoWorkerMetadata")
+GRAPH_ADAPTERS = Resource(
+    "nvidia.com", "v1beta1", "dynamographdeploymentscalingadapters", "DynamoGraphDeploymentScalingAdapter"
+)  # fmt: skip

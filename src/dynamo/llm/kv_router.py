@@ -20,7 +20,7 @@ from dynamo.router.standalone.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream
 from dynamo.runtime.stream import Sink
-from dynamo.settings.router import HandoffConfig, QueuePolicy
+from dynamo.settings.router import AffinityMode, HandoffConfig, QueuePolicy
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None
     active_prefill_tokens_threshold_frac: float | None = None
+    router_session_affinity_ttl_secs: int | None = None
+    router_session_affinity_mode: AffinityMode = "soft"
     stream_stall_secs: float = 30.0
     first_token_stall_secs: float = 120.0
     migration_wait_secs: float = 30.0

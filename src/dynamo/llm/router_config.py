@@ -44,13 +44,10 @@ class RouterConfig:
         del enforce_disagg  # accepted and without meaning, in ai-dynamo too
         if mode not in _MODES:
             raise ValueError(f"RouterMode.{mode.name} is not there; choose another mode")
-        if session_affinity_ttl_secs is not None:
-            raise ValueError(
-                "session_affinity_ttl_secs is not there; RouterMode.KV keeps conversations with their cached history"
-            )
         self.router_mode = mode
         self.kv_router_config = config or KvRouterConfig()
-        self._thresholds = {
+        self._more = {
+            "session_affinity_ttl_secs": session_affinity_ttl_secs,
             "active_decode_blocks_threshold": active_decode_blocks_threshold,
             "active_prefill_tokens_threshold": active_prefill_tokens_threshold,
             "active_prefill_tokens_threshold_frac": active_prefill_tokens_threshold_frac,
@@ -58,5 +55,5 @@ class RouterConfig:
 
     def settings(self) -> RoutingConfig:
         """The same as the settings of our router."""
-        given = {name: value for name, value in self._thresholds.items() if value is not None}
+        given = {name: value for name, value in self._more.items() if value is not None}
         return structs.replace(self.kv_router_config.router_config(), mode=_MODES[self.router_mode], **given)

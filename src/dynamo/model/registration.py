@@ -42,8 +42,14 @@ async def remove_card(endpoint: Endpoint) -> None:
 
 
 async def _reject_disagreement(endpoint: Endpoint, card: ModelCard) -> None:
-    """Two workers of one model must be interchangeable; the second to register is rejected."""
+    """Two workers of one model and namespace must be interchangeable; the second to register is rejected.
+
+    Those of another namespace may differ: so does the next generation of a deployment that is updated.
+    """
+    own = _namespace(endpoint.card_key)
     for key, value in (await endpoint.runtime.discovery.get_prefix(CARDS)).items():
+        if _namespace(key) != own:
+            continue
         try:
             other = records.decode_card(value)
         except ValueError:
@@ -55,6 +61,10 @@ async def _reject_disagreement(endpoint: Endpoint, card: ModelCard) -> None:
             )
             log.error("%s", message)
             raise ModelError(message)
+
+
+def _namespace(card_key: str) -> str:
+    return card_key.removeprefix(CARDS).partition("/")[0]
 
 
 def _same_work(ours: ModelCard, theirs: ModelCard) -> bool:

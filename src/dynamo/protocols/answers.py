@@ -157,6 +157,13 @@ class Model(Struct, kw_only=True):
     max_model_len: int | UnsetType = UNSET
 
 
+class ModelReadiness(Struct, kw_only=True):
+    id: str
+    object: Literal["model.readiness"] = "model.readiness"
+    ready: bool
+    reason: str | UnsetType = UNSET
+
+
 class ModelList(Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[Model]

@@ -60,6 +60,19 @@ class Tenant(Struct, frozen=True):
     """What keeps its cached prefixes apart from those of others; empty where all share them."""
 
 
+class Session(Struct, frozen=True):
+    """The conversation of an agent, of which a request is one turn. It belongs to an API key."""
+
+    id: str
+    owner: str = ""
+    parent: str = ""
+    """The session of the agent that started this one; empty where there is none."""
+    final: bool = False
+    """The agent says that this is its last turn."""
+    named: bool = True
+    """The client named it; otherwise it is guessed from how the prompt begins, and binds no worker."""
+
+
 class Routing(Struct, kw_only=True, omit_defaults=True):
     """What the client asked of the router, and the part of the router's choice that the worker must know."""
 

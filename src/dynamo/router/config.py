@@ -10,6 +10,7 @@ from dynamo.process.backoff import Backoff, LimitedBackoff
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.loaded_rule import load, shipped
+from dynamo.router.sessions.affinity import Affinity
 from dynamo.router.stream_watch import StallLimits, StreamWatch
 from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
@@ -49,6 +50,11 @@ class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
             disk_weight=self.disk_weight,
             external_weight=self.disk_weight,
         )
+
+    def affinity(self) -> Affinity | None:
+        """The bindings of one router's sessions; None where sessions keep to no worker."""
+        ttl = self.session_affinity_ttl_secs
+        return None if ttl is None else Affinity(ttl, hard=self.session_affinity_mode == "hard")
 
     def watch(self) -> StreamWatch:
         return StreamWatch(StallLimits(between=self.stream_stall_secs, first=self.first_token_stall_secs))

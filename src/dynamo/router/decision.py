@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from dynamo.handoff.router.rule import HandoffVerdict
+from dynamo.kv.messages import WorkerRank
 from dynamo.router.choice.choose import Candidate, Choice
 
 MOST_CANDIDATES = 16
@@ -28,6 +29,10 @@ class Decision(Struct, kw_only=True):
     """Seconds in the router's queue."""
     choice: Choice | None = None
     """Set by KV-aware routers."""
+    session: str = ""
+    """The id of the session that the request is a turn of, if the client named it."""
+    session_worker: WorkerRank | None = None
+    """Where that session was bound before."""
     handoff: HandoffVerdict | None = None
     """Whether another worker computes the prompt; set for decode workers."""
     prefill_worker_id: int | None = None
@@ -48,6 +53,10 @@ class Decision(Struct, kw_only=True):
             "pinned": self.pinned,
             "considered": self.considered,
         }
+        if self.session:
+            reasons["session"] = {"id": self.session}
+            if bound := self.session_worker:
+                reasons["session"] |= {"worker_id": bound.worker_id, "dp_rank": bound.dp_rank}
         if self.handoff is not None:
             reasons["prefill"] = {"worker_id": self.prefill_worker_id, **self.handoff.notes()}
         choice = self.choice
@@ -72,6 +81,8 @@ class Decision(Struct, kw_only=True):
 
     def __str__(self) -> str:
         where = f"worker {self.worker_id:x} rank {self.dp_rank or 0}"
+        if self.session:
+            where += f" for session {self.session[:64]!r}"
         if self.choice is None:
             return f"{where} by {self.mode}, of {self.considered}, {self.in_flight} in flight there"
         chosen = self.choice.chosen

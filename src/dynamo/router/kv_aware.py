@@ -21,11 +21,11 @@ from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import WorkerRank
 from dynamo.kv.prompt_cost import estimate_tokens
 from dynamo.protocols.card import ModelRuntimeConfig
-from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant
+from dynamo.protocols.engine import PreprocessedRequest, Routing, Session, Tenant
 from dynamo.protocols.errors import InvalidArgument, InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
 from dynamo.protocols.instance import Instance
 from dynamo.router.choice.choose import Choice, choose
-from dynamo.router.choice.cost import CostConfig
+from dynamo.router.choice.cost import CostConfig, Kept
 from dynamo.router.choice.fleet import Capacity, Fleet, RankTable
 from dynamo.router.choice.loaded_rule import LoadedRule, load
 from dynamo.router.choice.queue import Queue, RequestToPlace
@@ -38,6 +38,7 @@ from dynamo.router.load.reported import NO_REPORT, ReportedLoads, kv_status
 from dynamo.router.load_book import LoadBook
 from dynamo.router.placement import DECISIONS_KEPT, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.prefix_copies import PrefixCopies
+from dynamo.router.sessions.sync import AffinitySync
 from dynamo.router.stats import ChoiceTimer, Overhead, RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime import DistributedRuntime
@@ -82,6 +83,8 @@ class KvAwareRouter:
         self._rng = rng or random.Random()
         self._thresholds = config.thresholds() or None
         self._reported: ReportedLoads | None = None
+        self._affinity = config.affinity()
+        self._affinity_sync: AffinitySync | None = None
         self._ranks = RankTable(block_size)
         self.queue: Queue[KvPlacement] = Queue(
             config.queue_policy, self._choose_and_book, lambda request: self._candidates(request).workers
@@ -150,6 +153,8 @@ class KvAwareRouter:
         self._unfollow = self.instances.follow(self.instance_changed)
         if self.follower:
             self.follower.start()
+        if self._affinity:
+            self._affinity_sync = AffinitySync(self._affinity, self._runtime.events, self.instances, self.stats)
         self._sweeping = asyncio.create_task(self._sweep())
         self._reloading = asyncio.create_task(self._reload_rule())
         self._follow_reports()
@@ -166,7 +171,8 @@ class KvAwareRouter:
         self._sweeping = self._reloading = None
         self._active.detach()
         reported, self._reported = self._reported, None
-        for part in (self._copies, self.follower, self.replicas, reported):
+        affinity, self._affinity_sync = self._affinity_sync, None
+        for part in (affinity, self._copies, self.follower, self.replicas, reported):
             if part:
                 await part.close()
 
@@ -179,6 +185,7 @@ class KvAwareRouter:
         pinned: int | None = None,
         avoid: Collection[int] = (),
         tenant: Tenant | None = None,
+        session: Session | None = None,
         cost: CostConfig | None = None,
         copies: bool = True,
         learn: bool = True,
@@ -189,6 +196,8 @@ class KvAwareRouter:
         pending.group, pending.cost, pending.copies, pending.learn = group, cost, copies and pinned is None, learn
         if tenant:
             pending.tenant = tenant
+        if session and session.named:
+            pending.session = session
         if timer:
             timer.hashed = perf_counter()
         if not self.queue.takes_turns(pending.tenant):
@@ -320,15 +329,30 @@ class KvAwareRouter:
         if timer:
             timer.matched = perf_counter()
         cost = pending.cost or self._cost
-        number = self.stats.requests
+        session, kept, bound = "", None, None
+        if pending.session:
+            session = pending.session.id
+            bound = self._affinity.bound(pending.session) if self._affinity else None
+            if bound and (at := fleet.at(bound.worker)) is not None:
+                kept = Kept(at, bound.tokens)
         choice = choose(
-            pending.prompt_tokens, len(pending.hashes), fleet, overlaps, loads, cost, self._rng, self.rule, number
+            pending.prompt_tokens,
+            len(pending.hashes),
+            fleet,
+            overlaps,
+            loads,
+            cost,
+            self._rng,
+            self.rule,
+            self.stats.requests,
+            kept,
+            session,
         )
         if pending.pinned is None and self.instances.is_draining(choice.worker.worker_id):
             # Checking every instance for draining each time would cost more than choosing again.
             pending.avoid = {*pending.avoid, choice.worker.worker_id}
             return self._choose_and_book(pending, awaited, arriving=arriving, timer=timer)
-        return self._book(pending, choice, now, ahead=ahead)
+        return self._book(pending, choice, now, ahead=ahead, bound=bound.worker if bound else None)
 
     def _with_places(self, fleet: Fleet, requests: Sequence[float], tenant: Tenant) -> list[WorkerRank]:
         """The workers that run fewer requests than they can; one that does not say how many counts as free."""
@@ -339,7 +363,9 @@ class KvAwareRouter:
             if most is None or count < most_requests(most, tenant, running)
         ]
 
-    def _book(self, pending: RequestToPlace, choice: Choice, now: float, *, ahead: bool) -> KvPlacement:
+    def _book(
+        self, pending: RequestToPlace, choice: Choice, now: float, *, ahead: bool, bound: WorkerRank | None
+    ) -> KvPlacement:
         worker = choice.worker
         decision = Decision(
             request_id=pending.request_id,
@@ -351,6 +377,8 @@ class KvAwareRouter:
             considered=len(choice.fleet.workers),
             waited=now - pending.arrived,
             choice=choice,
+            session=pending.session.id if pending.session else "",
+            session_worker=bound,
         )
         placement = self._active.reserve(
             self.instances.channel(worker.worker_id),
@@ -366,6 +394,8 @@ class KvAwareRouter:
             decision=decision,
             dp_rank=decision.dp_rank,
         )
+        if self._affinity and pending.session:
+            placement.turn = self._affinity.begin(pending.session, worker, pending.prompt_tokens)
         self.queue.ledger.began(placement, pending)
         if self._copies and pending.copies and self._sweeping:
             self._copies.consider(pending.request, placement, choice, pending.request_id)
@@ -411,6 +441,11 @@ class KvAwareRouter:
             fleet = self._ranks.only(ranks)
         if not fleet.workers:
             raise self.instances.none_reachable()
+        if pending.session and self._affinity and self._affinity.hard:
+            bound = self._affinity.bound(pending.session)
+            pending.held = bound is not None and fleet.at(bound.worker) is not None
+            if bound and pending.held:
+                return self._ranks.only([bound.worker])
         return fleet
 
     def _below_thresholds(self, fleet: Fleet, pending: RequestToPlace, *, reject: bool = True) -> Fleet:

@@ -10,11 +10,12 @@ from msgspec import Struct, structs
 
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import Tier, TierReport, WorkerRank
-from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant
+from dynamo.protocols.engine import PreprocessedRequest, Routing, Session, Tenant
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.router.choice.queue import Queue
 from dynamo.router.config import RequestBackoff
 from dynamo.router.decision import Decision
+from dynamo.router.sessions.affinity import SessionTurn
 from dynamo.router.stats import RouterStats
 from dynamo.router.stream_watch import StreamWatch
 from dynamo.router.thresholds import Thresholds
@@ -82,6 +83,7 @@ class Placement:
         "instance_id",
         "output_tokens",
         "released",
+        "turn",
     )
 
     def __init__(
@@ -103,6 +105,8 @@ class Placement:
         """So far."""
         self.cached_tokens: int | None = None
         """How much of its prompt was cached, as the worker said at the end."""
+        self.turn: SessionTurn | None = None
+        """Its part in a session that keeps to a worker."""
         self.computed = False
         self.released = False
 
@@ -128,12 +132,16 @@ class Placement:
         """The prompt is computed. Further calls do nothing."""
         if not self.computed and not self.released:
             self.computed = True
+            if self.turn:
+                self.turn.served()
             self._account.prompt_computed(self)
 
     def release(self) -> None:
         """Take the request off the books. Further calls do nothing."""
         if not self.released:
             self.released = True
+            if self.turn:
+                self.turn.ended(self.output_tokens)
             self._account.released(self)
 
 
@@ -167,10 +175,12 @@ class Router(Protocol):
         pinned: int | None = None,
         avoid: Collection[int] = (),
         tenant: Tenant | None = None,
+        session: Session | None = None,
     ) -> Placement:
         """Choose an instance and book the request there; a `pinned` instance is taken if it is there at all.
 
-        Requests of one `group` are the choices of one client request; where requests wait, tenants take turns. Raises
+        Requests of one `group` are the choices of one client request; where requests wait, tenants take turns; a
+        `session` keeps to its worker, where that is configured. Raises
         Unavailable when there is no instance to choose, ResourceExhausted when all are busy beyond the thresholds.
         """
 

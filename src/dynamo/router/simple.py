@@ -15,7 +15,7 @@ from typing import Any
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelRuntimeConfig
-from dynamo.protocols.engine import PreprocessedRequest, Tenant
+from dynamo.protocols.engine import PreprocessedRequest, Session, Tenant
 from dynamo.protocols.errors import ResourceExhausted, RouterQueueLimitExceeded
 from dynamo.router.choice.queue import Queue, RequestToPlace
 from dynamo.router.choice.service import PROMPT_BATCHES, most_requests
@@ -24,6 +24,7 @@ from dynamo.router.decision import Decision
 from dynamo.router.load.reported import ReportedLoads
 from dynamo.router.placement import DECISIONS_KEPT, Placement, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.policy import Policy
+from dynamo.router.sessions.sync import AffinitySync
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.events import EventPlane
@@ -48,6 +49,8 @@ class SimpleRouter:
         self.stats = RouterStats()
         self.known_blocks = 0
         self._mode = config.mode
+        self._affinity = config.affinity() if config.mode != "direct" else None
+        self._affinity_sync: AffinitySync | None = None
         self._policy: Policy = resolve_name(POLICIES[config.mode])()
         self._events = events
         self._runtime_of = runtime_of
@@ -90,6 +93,8 @@ class SimpleRouter:
     def start(self) -> None:
         """Follow load reports once a threshold is set: they matter for nothing else."""
         if not self._started:
+            if self._affinity:
+                self._affinity_sync = AffinitySync(self._affinity, self._events, self.instances, self.stats)
             self._unfollow = self.instances.follow(lambda instance_id, instance: self.queue.dispatch())
         self._started = True
         if self._thresholds and self._reported is None:
@@ -99,6 +104,9 @@ class SimpleRouter:
         self._started = False
         self._unfollow()
         self.queue.reject_all(self.instances.none_reachable)
+        if self._affinity_sync:
+            await self._affinity_sync.close()
+            self._affinity_sync = None
         if self._reported:
             await self._reported.close()
             self._reported = None
@@ -112,8 +120,11 @@ class SimpleRouter:
         pinned: int | None = None,
         avoid: Collection[int] = (),
         tenant: Tenant | None = None,
+        session: Session | None = None,
     ) -> Placement:
         request_to_place = RequestToPlace(request=request, request_id=request_id, pinned=pinned, avoid=avoid)
+        if session and session.named:
+            request_to_place.session = session
         if isinstance(request, PreprocessedRequest):
             request_to_place.prompt_tokens = len(request.token_ids)
         if tenant is None or not (tenant.shares or tenant.background or self.queue.waiting.count):
@@ -140,6 +151,11 @@ class SimpleRouter:
         routable = self.instances.routable(request.avoid)
         if not routable:
             raise self.instances.none_reachable()
+        if request.session and self._affinity and self._affinity.hard:
+            bound = self._affinity.bound(request.session)
+            request.held = bound is not None and bound.worker.worker_id in routable
+            if bound and request.held:
+                routable = (bound.worker.worker_id,)
         return self._below_thresholds(routable)
 
     def _place_fairly(self, request: RequestToPlace, awaited: Collection[WorkerRank] = ()) -> Placement | None:
@@ -164,7 +180,11 @@ class SimpleRouter:
         return most is None or self._in_flight.get(instance_id, 0) < most_requests(ranks * most, tenant, running)
 
     def _place(self, request: RequestToPlace, candidates: Sequence[int]) -> Placement:
-        chosen = request.pinned
+        chosen, bound = request.pinned, None
+        if chosen is None and request.session and self._affinity:
+            bound = self._affinity.bound(request.session)
+            if bound and bound.worker.worker_id in candidates and not self._is_full(bound.worker.worker_id):
+                chosen = bound.worker.worker_id
         if chosen is None:
             chosen = self._policy.choose(candidates, self._in_flight)
         # Counted already now: other requests are placed while this one connects.
@@ -179,12 +199,22 @@ class SimpleRouter:
             pinned=request.pinned is not None,
             considered=len(candidates),
             in_flight=before,
+            session=request.session.id if request.session else "",
+            session_worker=bound.worker if bound else None,
         )
         placement = Placement(self, chosen, self.instances.channel(chosen), decision)
+        if self._affinity and request.session:
+            placement.turn = self._affinity.begin(request.session, WorkerRank(chosen), request.prompt_tokens)
         self._sent[placement] = request.prompt_tokens
         self._prompts[chosen] = self._prompts.get(chosen, 0) + request.prompt_tokens
         self.queue.ledger.began(placement, request)
         return placement
+
+    def _is_full(self, instance_id: int) -> bool:
+        """Whether it runs as many requests as it can, as far as its card says; such a worker loses a session."""
+        card = self._runtime_of(instance_id)
+        most = card.max_num_seqs
+        return most is not None and self._in_flight.get(instance_id, 0) >= most * max(1, card.data_parallel_size)
 
     def connected(self, placement: Placement) -> None:
         decision = placement.decision

@@ -8,7 +8,7 @@ import secrets
 import uuid
 from collections.abc import Callable
 
-from dynamo.protocols.engine import Tenant
+from dynamo.protocols.engine import Session, Tenant
 from dynamo.protocols.streams import StreamClaim
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -18,8 +18,8 @@ class Context:
     """`stop_generating` asks for an early but orderly end; `kill` says that the caller is gone."""
 
     __slots__ = (
-        "_id", "_killed", "_listeners", "_span_id", "_stopped", "claim", "metadata", "stopped_by_caller", "tenant",
-        "traceparent", "when_caller_lost",
+        "_id", "_killed", "_listeners", "_span_id", "_stopped", "claim", "metadata", "session", "stopped_by_caller",
+        "tenant", "traceparent", "when_caller_lost",
     )  # fmt: skip
 
     def __init__(
@@ -31,6 +31,8 @@ class Context:
         self._span_id: str | None = None
         self.tenant: Tenant | None = None
         """Where requests wait, on whose behalf this one is made. It stays in this process."""
+        self.session: Session | None = None
+        """The conversation that it is a turn of. It stays in this process too."""
         self.claim: StreamClaim | None = None
         """What the request plane says of the stream to the worker, if it is to outlive its connection."""
         self.when_caller_lost: Callable[[Context], object] | None = None
@@ -110,13 +112,13 @@ class Context:
     def detached(self, id: str | None = None) -> Context:
         """A context with the same metadata and trace that is stopped and killed separately."""
         context = Context(id, dict(self.metadata), traceparent=self.traceparent)
-        context.tenant = self.tenant
+        context.tenant, context.session = self.tenant, self.session
         return context
 
     def renamed(self, id: str) -> Context:
         """The same with another id, before anybody listens to it."""
         context = Context(id, self.metadata, traceparent=self.traceparent)
-        context.tenant = self.tenant
+        context.tenant, context.session = self.tenant, self.session
         return context
 
     def received(self) -> Context:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -59,6 +60,10 @@ class Conversation(ModelRequest[ChatRequest]):
                 self._observer.attached(*media_counts(self.request.messages))
         else:
             self.prepared = await preprocessor.chat(self.request)
+            session = self.context.session
+            if self._observer and session and session.named:
+                decode = partial(preprocessor.model.tokenizer.decode, skip_special_tokens=False)
+                self._observer.prepared(session, self.prepared.request.token_ids, decode)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -6,12 +6,17 @@ from collections.abc import Collection
 from time import perf_counter
 from typing import Any
 
+from msgspec import structs
+
 from dynamo.router.decision import Decision
+from dynamo.router.delivery.history import DeliveryHistory
+from dynamo.serving.timing import timing_parts
 
 
 def extra_fields(
     names: Collection[str],
     decisions: list[Decision],
+    history: DeliveryHistory | None,
     received: float,
     began: float,
     first_output: float | None,
@@ -20,7 +25,7 @@ def extra_fields(
     """The named facts about a request whose answer is complete.
 
     `received` and `began` are the moment of its arrival, by `time.time` and by `perf_counter`. `first_output` is by
-    `perf_counter`.
+    `perf_counter`. `history` is that of the first delivery.
     """
     values: dict[str, Any] = {}
     if "worker_id" in names and decisions:
@@ -28,14 +33,23 @@ def extra_fields(
     if "routing" in names:
         values["routing"] = [decision.reasons() for decision in decisions]
     if "timing" in names:
-        values["timing"] = _timing(decisions, received, began, first_output)
+        values["timing"] = _timing(decisions, history, received, began, first_output)
     if "stop_reason" in names:
         values["stop_reason"] = stop_reason
     return values
 
 
-def _timing(decisions: list[Decision], received: float, began: float, first_output: float | None) -> dict[str, float]:
-    timing = {"request_received_ms": received * 1000, "total_time_ms": (perf_counter() - began) * 1000}
+def _timing(
+    decisions: list[Decision],
+    history: DeliveryHistory | None,
+    received: float,
+    began: float,
+    first_output: float | None,
+) -> dict[str, Any]:
+    now = perf_counter()
+    timing: dict[str, Any] = {"request_received_ms": received * 1000, "total_time_ms": (now - began) * 1000}
+    if history is not None:
+        timing["parts"] = structs.asdict(timing_parts(began, now, history))
     if first_output is not None:
         timing["ttft_ms"] = (first_output - began) * 1000
     hit_rate = next((decision.hit_rate for decision in decisions), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import structs
@@ -46,18 +47,23 @@ class Models:
         migration_limit: int | None = None,
         migration_max_seq_len: int | None = None,
         restart_seconds: float = 0.0,
+        wait_seconds: float = 0.0,
         exchange: bool = False,
     ) -> None:
         """`migration_limit` replaces that of the models' cards.
 
-        A model whose last worker left is said to be restarting for `restart_seconds`; then it does not exist. With
-        `exchange`, this frontend and others tell each other whom they serve and which requests end workers.
+        A model whose last worker left is said to be restarting for `restart_seconds`; then it does not exist. Requests
+        for a model that loads or restarts wait up to `wait_seconds`. With `exchange`, this frontend and others tell
+        each other whom they serve and which requests end workers.
         """
         self._migration_limit = migration_limit
         self._migration_max_seq_len = migration_max_seq_len
         self._suspects = Suspects()
         self._exchange = FrontendExchange(runtime.events, self._suspects, self._all) if exchange else None
         self._restart_seconds = restart_seconds
+        self._wait_seconds = wait_seconds
+        self.waiting: Counter[str] = Counter()
+        """Requests that wait for a worker, by model."""
         self._runtime = runtime
         self._router = router
         self._reader = CardReader(hub, runtime.plane.channel)
@@ -193,6 +199,36 @@ class Models:
 
     def channel(self, instance: Instance) -> Channel:
         return self._runtime.plane.channel(instance)
+
+    def listed(self) -> list[ServedModel]:
+        """Those that a request can name: also a model without a worker, if requests wait for one."""
+        return [
+            group.model for group in self._groups.values()
+            if group.model and (group.ready or (group.restarting and self._wait_seconds))
+        ]  # fmt: skip
+
+    async def arrive(self, name: str) -> ServedModel:
+        """As `get`, once the model has a worker; a request waits for one as long as it may."""
+        try:
+            return self.get(name)
+        except Unavailable:
+            if not self._wait_seconds:
+                raise
+        self.waiting[name] += 1
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                while True:
+                    self._changed.clear()
+                    try:
+                        return self.get(name)
+                    except Unavailable:
+                        await self._changed.wait()
+        except TimeoutError:
+            return self.get(name)
+        finally:
+            self.waiting[name] -= 1
+            if name not in self._groups:
+                del self.waiting[name]  # a client may ask for any name while workers are not known
 
     def get(self, name: str) -> ServedModel:
         group = self._groups.get(name)

@@ -132,7 +132,8 @@ class ModelRequest(Generic[RequestT]):
             return None
         placements = [delivery.placement for _, delivery in self._running]
         decisions: list[Decision] = [each.decision for each in placements if each and each.decision]
-        return extra_fields(names, decisions, self._received, self._began, self.first_output_time, stop_reason)
+        history = self._running[0][1].history if self._running else None
+        return extra_fields(names, decisions, history, self._received, self._began, self.first_output_time, stop_reason)
 
     def usage_of(self, choice: int) -> Usage:
         """Up to now."""
@@ -183,7 +184,7 @@ class ModelRequest(Generic[RequestT]):
         router, stream, index = self.model.router, self.stream, len(self._running)
         kept_at = await stream.kept_at(index, router.instances) if stream else None
         delivery = Delivery(
-            partial(router.place, group=self._group, tenant=context.tenant),
+            partial(router.place, group=self._group, tenant=context.tenant, session=context.session),
             router.instances,
             request,
             context,

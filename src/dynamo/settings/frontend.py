@@ -73,6 +73,10 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
     refuse_unknown_fields: Annotated[bool, Setting(
         "--refuse-unknown-fields", "DYN_REFUSE_UNKNOWN_FIELDS", "answer 400 to requests with unknown fields",
         group=HTTP)] = False
+    strip_anthropic_preamble: Annotated[bool, Setting(
+        "--strip-anthropic-preamble", "DYN_STRIP_ANTHROPIC_PREAMBLE",
+        "leave the x-anthropic-billing-header line that Claude Code writes into its system prompt out of the prompt: "
+        "it differs from session to session, so that none finds what another has cached", group=HTTP)] = False
     api_keys: Annotated[tuple[str, ...], Setting(
         "--api-key", "DYN_API_KEY",
         "require this key; may be repeated (the variable: commas; process lists do not show it)", "KEY", ACCESS,
@@ -169,6 +173,10 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--model-restart-secs", "DYN_MODEL_RESTART_SECS",
         "time a model without workers is answered with 503, as restarting, before it is 404", "SECONDS",
         NETWORK)] = 60.0
+    model_wait_secs: Annotated[float, Seconds, Setting(
+        "--model-wait-secs", "DYN_MODEL_WAIT_SECS",
+        "time a request waits for a worker of a model that loads or restarts, which is then listed too",
+        "SECONDS", NETWORK)] = 0.0
     metrics_prefix: Annotated[str, Setting(
         "--metrics-prefix", "DYN_METRICS_PREFIX", "prefix of the metrics' names", "PREFIX",
         METRICS)] = "dynamo_frontend"

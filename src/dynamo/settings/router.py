@@ -33,6 +33,7 @@ class HandoffConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 Seconds = Meta(ge=0, lt=1e9)
+AffinityMode = Literal["soft", "hard"]
 QueuePolicy = Literal["fcfs", "wspt"]
 POLICIES = {
     "round-robin": "dynamo.router.policy:RoundRobin",
@@ -79,6 +80,13 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
     copy_prefixes: Annotated[bool, Setting(
         "--router-copy-prefixes", "DYN_ROUTER_COPY_PREFIXES",
         "kv with events: idle workers compute prefixes ahead that many running requests share")] = True
+    session_affinity_ttl_secs: Annotated[int | None, Meta(ge=1, le=31_536_000), Setting(
+        "--router-session-affinity-ttl-secs", "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
+        "a session that its client names keeps to its worker until it has been idle for so long", "SECONDS",
+        default="off")] = None
+    session_affinity_mode: Annotated[AffinityMode, Setting(
+        "--router-session-affinity-mode", "DYN_ROUTER_SESSION_AFFINITY_MODE",
+        "soft: a worker with too much to do loses the session; hard: only one that has left does", "MODE")] = "soft"
     active_decode_blocks_threshold: Annotated[float | None, Meta(ge=0, le=1), Setting(
         "--active-decode-blocks-threshold", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
         "a worker is busy above this share of its blocks in use, 0..1")] = None

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dynamo.api.anthropic.request import CountTokensRequest, MessagesRequest
-from dynamo.api.anthropic.to_chat import anthropic_to_chat, hides_thinking
+from dynamo.api.anthropic.to_chat import anthropic_to_chat, hides_thinking, without_preamble
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.errors import InvalidRequest
@@ -164,3 +164,30 @@ def test_an_unsupported_request_is_rejected_by_field(fields: dict[str, Any], par
         translated(**fields)
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.197.fa0; cc_entrypoint=sdk-cli;"
+
+
+@pytest.mark.parametrize(
+    ("system", "kept"),
+    [
+        ([{"type": "text", "text": BILLING}, {"type": "text", "text": "Be brief."}], "Be brief."),
+        ([{"type": "text", "text": f"{BILLING}\nBe brief."}], "Be brief."),
+        (f"{BILLING}\nBe brief.", "Be brief."),
+        (f"Be brief.\n{BILLING}", f"Be brief.\n{BILLING}"),
+        (f" {BILLING}", f" {BILLING}"),
+        (BILLING, None),
+        ([{"type": "text", "text": BILLING}], None),
+        (None, None),
+    ],
+)
+def test_only_the_line_for_billing_at_the_beginning_is_left_out(system: Any, kept: str | None) -> None:
+    chat = anthropic_to_chat(without_preamble(request(system=system)))
+    assert [each.content for each in chat.messages if each.role == "system"] == ([kept] if kept else [])
+
+
+@pytest.mark.parametrize("system", ["Be brief.", [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]])
+def test_a_request_without_that_line_is_unchanged(system: Any) -> None:
+    asked = request(system=system)
+    assert without_preamble(asked) == asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import warnings
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -111,3 +112,14 @@ async def test_others_have_their_turn_while_a_form_that_has_arrived_is_read() ->
         pass
     task.cancel()
     assert turns >= 16
+
+
+async def test_nothing_is_remembered_or_printed_of_headers_that_cannot_be_read(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stack:
+        with warnings.catch_warnings(record=True) as shown:
+            before = len(getattr(aiohttp.multipart, "__warningregistry__", ()))
+            for number in range(20):
+                part = START + b"Content-Disposition: form-data; %d; %d\r\n\r\nabc\r\n" % (number, number)
+                await upload(stack, part + PURPOSE + FILE + END)
+        assert shown == []
+        assert len(getattr(aiohttp.multipart, "__warningregistry__", ())) - before <= 1

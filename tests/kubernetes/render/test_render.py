@@ -124,14 +124,12 @@ def test_flags_of_several_nodes_that_are_there_stay_alone() -> None:
     assert main_of(leader)["command"] == words
 
 
-def test_only_a_frontend_that_shares_bookings_may_write_objects() -> None:
-    def verbs(*flags: str) -> set[str]:
-        main = {"command": ["python3", "-m", "dynamo.frontend", *flags]}
-        [role] = made(graph(component("F", "frontend", main)), "Role")
-        return {verb for rule in role["rules"] for verb in rule["verbs"]}
-
-    assert verbs() == {"get", "list", "watch"}
-    assert "patch" in verbs("--router-replica-sync")
+def test_nobody_may_do_more_than_discovery_needs() -> None:
+    [frontend, worker] = made(graph(component("F", "frontend"), component()), "Role")
+    for role in (frontend, worker):
+        assert {name for rule in role["rules"] for name in rule["resources"]} == {
+            "dynamoworkermetadatas", "endpointslices"
+        }  # fmt: skip
 
 
 def test_a_generation_is_another_one_exactly_when_the_pods_of_workers_are() -> None:

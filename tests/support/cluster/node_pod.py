@@ -87,7 +87,8 @@ class NodePod:
                     containers.create_task(self._keep(container))
         except (KubernetesError, OSError, KeyError, ExceptionGroup) as error:
             print(f"pod {self.name}: {error!r}", flush=True)
-            waiting = {"reason": "CreateContainerError", "message": str(error)}
+            cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            waiting = {"reason": "CreateContainerConfigError", "message": str(cause)}
             for container in spec["containers"]:
                 self._states[container["name"]] = ContainerState({"waiting": waiting})
             self._changed.set()

@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 DEFINITIONS = {
     name: ROOT / "deploy/kubernetes/crds" / f"{name}.yaml"
-    for name in ("dynamographdeployments", "dynamographdeploymentscalingadapters")
+    for name in ("dynamographdeployments", "dynamographdeploymentscalingadapters", "dynamomodels")
 }
 PATHS = [{"name": "PYTHONPATH", "value": str(ROOT / "src")}]
 

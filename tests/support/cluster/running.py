@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from support.cluster.places import BIN, NEEDED, ROOT, has
+from support.cluster.places import ADMIN_TOKEN, BIN, NEEDED, ROOT, SERVER, has
 from support.waiting import PATIENCE, until_sync
 
 Object = dict[str, Any]
@@ -115,6 +115,8 @@ class Cluster:
     @property
     def kubeconfig(self) -> Path:
         return self.folder / "kubeconfig"
+
+    server, token = SERVER, ADMIN_TOKEN
 
     def run(self, *words: str, text: str | None = None) -> str:
         """The output of a command in the cluster's network; fails with what it said."""

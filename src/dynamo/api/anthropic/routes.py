@@ -9,7 +9,7 @@ from dynamo.api.answers.numbered import events_of
 from dynamo.api.anthropic.answers import ANTHROPIC, AnthropicMessage, TokenCount, message_of
 from dynamo.api.anthropic.request import CountTokensRequest, MessagesRequest
 from dynamo.api.anthropic.stream import AnthropicStream, MessagesWriter, stop_sequence
-from dynamo.api.anthropic.to_chat import anthropic_to_chat, hides_thinking, hosted_tools
+from dynamo.api.anthropic.to_chat import anthropic_to_chat, hides_thinking, hosted_tools, without_preamble
 from dynamo.api.host import Host
 from dynamo.api.route import Api, HttpCall, inference
 from dynamo.api.stream_names import open_stream
@@ -21,10 +21,10 @@ from dynamo.serving.request import require_type
 
 async def messages(host: Host, call: HttpCall[MessagesRequest]) -> web.StreamResponse:
     body = call.body
-    chat = anthropic_to_chat(body)
+    chat = anthropic_to_chat(without_preamble(body) if host.strips_preamble else body)
     call.warn("tools that run at Anthropic", hosted_tools(body))
     validate_chat(chat)
-    model = host.models.get(chat.model)
+    model = await host.models.arrive(chat.model)
     context, named = await open_stream(host, call, chat)
     conversation = Conversation(model, chat, context, call.record, stream=named)
     try:
@@ -44,7 +44,7 @@ async def messages(host: Host, call: HttpCall[MessagesRequest]) -> web.StreamRes
 
 async def count_tokens(host: Host, call: HttpCall[CountTokensRequest]) -> web.StreamResponse:
     """The exact count: the prompt is rendered and tokenized as for an answer."""
-    chat = anthropic_to_chat(call.body)
+    chat = anthropic_to_chat(without_preamble(call.body) if host.strips_preamble else call.body)
     validate_chat(chat)
     model = host.models.get(chat.model)
     require_type(model, ModelType.Chat)

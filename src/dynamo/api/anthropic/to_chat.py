@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from dynamo.api.anthropic.request import (
     AnthropicTool,
@@ -47,6 +49,8 @@ from dynamo.protocols.chat import (
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.fields import ENGINE_FIELDS, JsonSchema, JsonSchemaFormat, ResponseFormat
 
+RequestT = TypeVar("RequestT", bound=PromptFields)
+_PREAMBLE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _CLIENT_TOOLS = ("bash_", "text_editor_", "memory_", "computer_")
 
 
@@ -91,6 +95,16 @@ def anthropic_to_chat(request: PromptFields) -> ChatRequest:
                 *request.stop_sequences,
             ]
     return chat
+
+
+def without_preamble(request: RequestT) -> RequestT:
+    """Without the line that Claude Code writes for Anthropic's billing: at the beginning of its system prompt, or as a
+    block of its own. It says nothing to a model, and its version ends in a digest of the user's first words."""
+    system = request.system
+    if isinstance(system, str):
+        return structs.replace(request, system=_PREAMBLE.sub("", system, count=1) or None)
+    kept = [TextBlock(_PREAMBLE.sub("", block.text, count=1)) for block in system or ()]
+    return structs.replace(request, system=[block for block in kept if block.text] or None)
 
 
 def hides_thinking(request: MessagesRequest) -> bool:

@@ -38,7 +38,7 @@ async def chat(host: Host, call: HttpCall[ChatRequest]) -> web.StreamResponse:
     validate_chat(body)
     if body.tools:
         call.warn(UNENFORCED, lark_tools(body))
-    model = host.models.get(body.model)
+    model = await host.models.arrive(body.model)
     context, named = await open_stream(host, call, body)
     conversation = Conversation(
         model, body, context, call.record, call.raw_body, tool_finish_reason=tool_finish_reason(body), stream=named
@@ -72,7 +72,7 @@ async def chat(host: Host, call: HttpCall[ChatRequest]) -> web.StreamResponse:
 async def completions(host: Host, call: HttpCall[CompletionRequest]) -> web.StreamResponse:
     body = call.body
     validate_completion(body)
-    model = host.models.get(body.model)
+    model = await host.models.arrive(body.model)
     context, named = await open_stream(host, call, body)
     completion = Completion(model, body, context, call.record, call.raw_body, named)
     try:
@@ -93,7 +93,7 @@ async def completions(host: Host, call: HttpCall[CompletionRequest]) -> web.Stre
 async def embeddings(host: Host, call: HttpCall[EmbeddingRequest]) -> web.StreamResponse:
     body = call.body
     validate_embedding(body)
-    inference = Embeddings(host.models.get(body.model), body, call.context(body), call.record)
+    inference = Embeddings(await host.models.arrive(body.model), body, call.context(body), call.record)
     try:
         return json_response(await inference.answer())
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dynamo.api.openai import files, models, tokens
 from dynamo.api.openai.inference import chat, completions, embedding_line, embeddings, text_line
 from dynamo.api.route import STORED_ERRORS, WRITTEN_ERRORS, Api, HttpRoute, inference
-from dynamo.protocols.answers import ChatCompletion, Model, ModelList, Page, TextCompletion
+from dynamo.protocols.answers import ChatCompletion, Model, ModelList, ModelReadiness, Page, TextCompletion
 from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.embeddings import EmbeddingList, EmbeddingRequest
@@ -64,6 +64,10 @@ OPENAI_API = Api(
         HttpRoute("GET", "/version", tokens.version, summary="The version of this server"),
         HttpRoute(
             "GET", "/v1/models", models.list_models, summary="List the models", answer=ModelList, statuses=(401,)
+        ),
+        HttpRoute(
+            "GET", "/v1/models/{id:.+}/ready", models.model_readiness,
+            summary="Whether a model can be used now", answer=ModelReadiness, statuses=(401, 404),
         ),
         HttpRoute(
             "GET", "/v1/models/{id:.+}", models.show_model, summary="One model", answer=Model, statuses=(401, 404)

@@ -46,8 +46,8 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
         host.state.of(call.owner).background.check(body)
     try:
         validate_chat(chat)
-        model = host.models.get(chat.model)
-        context, named = await open_stream(host, call, chat)
+        model = await host.models.arrive(chat.model)
+        context, named = await open_stream(host, call, chat, turn.session)
         conversation = Conversation(model, chat, context, call.record, stream=named)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
@@ -58,6 +58,8 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
         except InvalidRequest as error:
             raise with_responses_names(error) from None
         id = f"resp_{conversation.context.id().replace('-', '')}"
+        if body.store:
+            call.begins(conversation.context, id)
         if body.background:
             stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
             run = BackgroundRun(body, turn, conversation, stream, call.record)

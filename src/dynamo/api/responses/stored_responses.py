@@ -39,6 +39,8 @@ class StoredResponse(Struct):
     """The items that the model read: of the turns before, then of this request. Without instructions."""
     producer: str = ""
     """The process that produces the response, while it is in progress."""
+    session: str = ""
+    """The first response of the conversation, through all `previous_response_id`; empty for that one itself."""
 
 
 class _StoredOutput(Struct):
@@ -56,6 +58,8 @@ class Turn(Struct):
     history: list[Raw]
     input: str | list[InputItem]
     """The input of the request; references are replaced by the items they name."""
+    session: str | None = None
+    """The conversation that the request continues, by the id of its first response if it has none of its own."""
 
     def past(self) -> list[InputItem]:
         return read_items(self.history)
@@ -96,6 +100,7 @@ class ResponseStore:
     async def turn(self, request: Request) -> Turn:
         """Raises InvalidRequest for ids that lead nowhere."""
         history: list[Raw] = []
+        session = request.conversation_id
         if request.previous_response_id is not None:
             self._require("previous_response_id")
             if request.conversation is not None:
@@ -105,7 +110,7 @@ class ResponseStore:
                     "previous_response_id",
                     "mutually_exclusive_parameters",
                 )
-            history = await self._history_through(request.previous_response_id)
+            history, session = await self._history_through(request.previous_response_id)
         elif request.conversation is not None:
             self._require("conversation")
             history = await self._conversations.items(request.conversation_id or "")
@@ -113,7 +118,7 @@ class ResponseStore:
         if not isinstance(read, str) and read and any(item.is_reference for item in read):
             self._require("input")
             read = [await self._resolved(item, history) if item.is_reference else item for item in read]
-        return Turn(history, [] if read is None else read)
+        return Turn(history, [] if read is None else read, session)
 
     async def save(self, request: ResponsesRequest, turn: Turn, response: ResponseObject) -> None:
         """Keep the response and continue its conversation, as far as the request wants that and it did not fail.
@@ -129,7 +134,8 @@ class ResponseStore:
         try:
             if request.store:
                 producer = self._processes.own if response.status == "in_progress" else ""
-                body = StoredResponse(Raw(msgspec.json.encode(response)), [*turn.history, *said], producer)
+                context, session = [*turn.history, *said], turn.session or ""
+                body = StoredResponse(Raw(msgspec.json.encode(response)), context, producer, session)
                 await self._records.put(KIND, response.id, msgspec.json.encode(body))
             if request.conversation_id is not None and complete:
                 made = [Raw(msgspec.json.encode(item)) for item in response.output]
@@ -181,8 +187,8 @@ class ResponseStore:
         if not self.enabled:
             raise InvalidRequest.unsupported(param, _NOT_KEPT)
 
-    async def _history_through(self, id: str) -> list[Raw]:
-        """Everything up to and including the output of a response."""
+    async def _history_through(self, id: str) -> tuple[list[Raw], str]:
+        """Everything up to and including the output of a response, and the first response of that conversation."""
         stored = await self._find(id)
         if stored is None:
             message = f"Previous response with id '{id[:128]}' not found."
@@ -190,7 +196,7 @@ class ResponseStore:
         if _state.decode(stored.response).status == "in_progress":
             message = f"Previous response with id '{id[:128]}' is still in progress."
             raise InvalidRequest(message, "previous_response_id", "previous_response_in_progress")
-        return [*stored.context, *_output.decode(stored.response).output]
+        return [*stored.context, *_output.decode(stored.response).output], stored.session or id
 
     async def _resolved(self, reference: InputItem, history: Sequence[Raw]) -> InputItem:
         id = reference.id or ""

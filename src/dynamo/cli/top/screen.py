@@ -47,6 +47,7 @@ def milliseconds(value: float | None) -> str:
 
 
 TIERS = ("WORKER", "TIER", "USED", ">BLOCKS", ">BYTES", ">FOUND", ">RESTORED", ">SAVED")
+SESSIONS = ("SESSION", "MODEL", "WORKER", ">TURNS", ">PAUSE", ">PROMPT", "CACHED PER TURN")
 HANDOFFS = ("HAND-OFF", "PREFILL", "DECODE", "WHY", "STAGE", ">TOKENS", ">PREFILL", ">HAND-OFF")
 PREFIXES = ("PREFIX", "MODEL", ">FROM", ">TOKENS", ">HELD", ">WORKERS")
 DEEPEST = 8
@@ -67,6 +68,20 @@ def tier_rows(fleet: Document) -> Iterator[list[str]]:
                 number(row.get("restored_tokens")),
                 milliseconds(row["saved_seconds"] * 1000 if "saved_seconds" in row else None),
             ]
+
+
+def session_rows(fleet: Document) -> Iterator[list[str]]:
+    for row in sorted(fleet.get("sessions", {}).values(), key=lambda row: -row["time"]):
+        pause = row.get("pause_s")
+        yield [
+            printable(row["id"]),
+            printable(row["model"]),
+            worker_name(row["worker_id"]) if "worker_id" in row else "-",
+            number(row["turns"]),
+            "-" if pause is None else milliseconds(pause * 1000),
+            number(row["prompt_tokens"]),
+            " ".join(f"{share:d}%" for share in row["cached_percent"]),
+        ]
 
 
 def handoff_rows(fleet: Document) -> Iterator[list[str]]:
@@ -130,6 +145,7 @@ def lines(fleet: Document, now: float, width: int, height: int | None = None, no
         table(WORKERS, [_worker(row) for _, row in sorted(fleet["workers"].items(), key=_by_model)]),
         table(TIERS, tier_rows(fleet)),
         table(REQUESTS, [_request(id, row, now) for id, row in fleet["requests"].items()]),
+        table(SESSIONS, session_rows(fleet)),
         table(HANDOFFS, handoff_rows(fleet)),
         table(PREFIXES, prefix_rows(fleet)),
         table(DECISIONS, [_decision(row) for _, row in sorted(fleet["decisions"].items(), key=_newest_first)]),

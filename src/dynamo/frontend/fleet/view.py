@@ -17,8 +17,10 @@ from dynamo.frontend.fleet import Document
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
 from dynamo.frontend.fleet.rows import LONGEST_NAME, WorkerRows, fairness_row, handoff_rows, split_counts
+from dynamo.frontend.fleet.session_rows import session_rows
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.frontend.measure.running import RunningRequests
+from dynamo.frontend.measure.session_turns import LONGEST_SHOWN
 from dynamo.frontend.measure.stages import DISPATCH
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelCard
@@ -76,6 +78,7 @@ class FleetView:
             "workers": self._workers.rows(served),
             "requests": {record.request_id: self._request(record) for record in self._requests.oldest(MOST_REQUESTS)},
             "decisions": {str(number): row for number, row in self._decisions},
+            "sessions": session_rows(self._requests.sessions),
             "migrations": self._migrations(),
             "handoffs": handoff_rows(served),
             "planners": self._planners.rows(),
@@ -126,6 +129,7 @@ class FleetView:
         migrations = sum(one.history.migrations for one in deliveries)
         return _row(
             model=record.model[:LONGEST_NAME],
+            session=record.session.id[:LONGEST_SHOWN] if record.session else None,
             stage=_stage(record),
             workers=[str(one.instance_id) for one in placements],
             started=round(record.started + self._epoch, 3),
@@ -174,6 +178,7 @@ def decision_row(decision: Decision, model: str) -> Document:
         mode=decision.mode,
         worker=_key(WorkerRank(decision.worker_id, choice.worker.dp_rank if choice else decision.dp_rank or 0)),
         pinned=decision.pinned or None,
+        session=decision.session[:LONGEST_SHOWN] or None,
         considered=decision.considered,
         waited_ms=round(decision.waited * 1000, 1),
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from dynamo.frontend.measure.prompt_changes import PromptChanges
 from dynamo.frontend.measure.stages import Stages
 from dynamo.frontend.measure.worker_metrics import LastRequests
 from dynamo.protocols.card import ModelCard
@@ -115,6 +116,14 @@ class FrontendMetrics:
         self.rejections = self._number(
             "model_rejection_total", "counter", "Requests refused for lack of capacity", ("model", "endpoint")
         )
+        changed = ("model", "cause")
+        self.prompt_changes = self._number(
+            "prompt_changes_total", "counter", "Prompts that changed before their end, in a session", changed
+        )
+        self.prompt_change_tokens = self._number(
+            "prompt_change_tokens_total", "counter", "Tokens that were not cached for such a change", changed
+        )
+        self.changes = PromptChanges()
         self.disconnected.at()
         self.stages = Stages(prefix)
         self.last_requests: LastRequests = {}

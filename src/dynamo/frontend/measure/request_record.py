@@ -12,9 +12,11 @@ from aiohttp import web
 
 from dynamo.api.openai.trace_payload import CapturedPayload
 from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, MigratedRequest, ModelMetrics
+from dynamo.frontend.measure.prompt_changes import Decode, PromptChange
 from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
 from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
+from dynamo.protocols.engine import Session
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
 from dynamo.router.delivery.delivery import Delivery
 
@@ -29,8 +31,8 @@ class RequestRecord:
 
     __slots__ = (
         "_all", "_deliveries", "_error", "_first_token", "_meters", "_model", "_model_known", "_routing_began",
-        "embeds", "endpoint", "is_probe", "method", "outcome", "path", "payload", "request_id", "span", "started",
-        "stream", "traceparent",
+        "change", "embeds", "endpoint", "is_probe", "method", "outcome", "path", "payload", "request_id", "session",
+        "span", "started", "stream", "traceparent", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +58,11 @@ class RequestRecord:
         self.span: Any = None
         self.outcome: asyncio.Future[int] | None = None
         """Set for a request that goes on after its answer: the status with which it will end."""
+        self.session: Session | None = None
+        self.turn = 0
+        """The number of this turn in its session, once it has ended."""
+        self.change: PromptChange | None = None
+        """Where its prompt differs from that of an earlier turn, if that cost cached tokens."""
         self.payload: CapturedPayload | None = None
         self._all = metrics
         self._model: ModelMetrics | None = None
@@ -63,6 +70,11 @@ class RequestRecord:
         self._model_known = self._routing_began = self._first_token = 0.0
         self._meters: list[StreamMeter] = []
         self._deliveries: list[Delivery] = []
+
+    @property
+    def age(self) -> float:
+        """Seconds since it arrived."""
+        return perf_counter() - self.started
 
     def go_on(self) -> asyncio.Future[int]:
         """The request ends when this future gets its status, not when it is answered."""
@@ -82,6 +94,14 @@ class RequestRecord:
         for count, family in ((images, self._all.images), (audio, self._all.audio)):
             if count:
                 family.at(self.model).observe(count)
+
+    def prepared(self, session: Session, token_ids: Sequence[int], decode: Decode) -> None:
+        counts = self._all
+        self.change = change = counts.changes.examine(session, self.model, token_ids, decode)
+        if change:
+            counts.prompt_changes.at(self.model, change.cause).value += 1
+            counts.prompt_change_tokens.at(self.model, change.cause).value += change.lost_tokens
+            log.warning("session %s: %s [%s]", one_line(session.id), change, self.request_id)
 
     def delivering(self, delivery: Delivery, prompt_tokens: int = 0) -> None:
         assert self._model
@@ -172,6 +192,14 @@ class RequestRecord:
         reached = [(name, began) for name, began in begins.items() if began]
         ends = [*(began for _, began in reached[1:]), perf_counter()]
         return [(name, began, ended) for (name, began), ended in zip(reached, ends, strict=True)]
+
+    def server_timing(self) -> str | None:
+        """The header `Server-Timing` of a whole answer: this server's time, and the workers'; None without a worker."""
+        placed = self._deliveries[0].history.placed_at if self._deliveries else 0.0
+        if not placed:
+            return None
+        here, there = (placed - self.started) * 1e3, (perf_counter() - placed) * 1e3
+        return f"dynamo;dur={here:.2f}, engine;dur={there:.2f}"
 
     @property
     def request_type(self) -> str:
@@ -271,6 +299,8 @@ class RequestRecord:
             about = f" model={self.model} worker={workers} {tokens} ttft={first}"
             if prefills := self.prefills:
                 about += f" prefill={','.join(prefills)}"
+        if self.session and (self.session.named or self.turn > 1):
+            about += f" session={one_line(self.session.id[:64])} turn={self.turn}"
         if error := self.error:
             about += f" error={one_line(error.message)!r}"
         if left_out:

@@ -55,6 +55,12 @@ class TracedPrompt(Struct, kw_only=True):
     input_sequence_hashes: list[int]
 
 
+class TracedAgent(Struct, kw_only=True, omit_defaults=True):
+    session_id: str
+    parent_session_id: str = ""
+    session_final: bool = False
+
+
 class TracedEnd(Struct, kw_only=True, omit_defaults=True):
     request_id: str
     x_request_id: str
@@ -71,6 +77,8 @@ class TracedEnd(Struct, kw_only=True, omit_defaults=True):
     avg_itl_ms: float | None = None
     kv_hit_rate: float | None = None
     worker: TracedWorker | None = None
+    agent_context: TracedAgent | None = None
+    """The session, if its client named it."""
     replay: TracedPrompt | None = None
     finish_reason_metadata: dict[str, Any] | None = None
     """The status and the kind of error of a request that failed."""
@@ -188,6 +196,7 @@ class RequestTrace:
             avg_itl_ms=None if first is None or output < 2 else (duration - first) / (output - 1) * 1e3,
             kv_hit_rate=decision.hit_rate if decision else None,
             worker=_worker(delivery),
+            agent_context=_agent(record),
             replay=self._prompt(delivery.request),
             finish_reason_metadata={"status": status, "error": failure} if failure else None,
         )
@@ -219,6 +228,13 @@ class RequestTrace:
         line = row.line(self._encoder)
         limit = write.max_payload_bytes if isinstance(write, OtelLogs) else len(line)
         return line if len(line) <= limit else row.line(self._encoder, limit)
+
+
+def _agent(record: RequestRecord) -> TracedAgent | None:
+    session = record.session
+    if session is None or not session.named:
+        return None
+    return TracedAgent(session_id=session.id, parent_session_id=session.parent, session_final=session.final)
 
 
 def _worker(delivery: Delivery) -> TracedWorker | None:

@@ -10,6 +10,7 @@ from time import perf_counter
 from dynamo.api.openai.trace_payload import PayloadCapture
 from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.frontend.measure.request_record import RequestRecord
+from dynamo.frontend.measure.session_turns import SessionHistory
 from dynamo.protocols.errors import DynamoException, ResourceExhausted
 
 REFUSED = frozenset((401, 429, 503, 529))
@@ -49,6 +50,7 @@ class RunningRequests:
         """
         self.metrics = metrics
         self.payloads = payloads
+        self.sessions = SessionHistory()
         self._on_end = on_end
         self._refusals = RejectionLog()
         self._records: dict[RequestRecord, None] = {}
@@ -75,6 +77,7 @@ class RunningRequests:
     def end(self, record: RequestRecord, status: int) -> None:
         self._records.pop(record, None)
         is_refused = status in REFUSED and not record.is_probe
+        self.sessions.ended(record)
         record.end(status, self._refusals.left_out() if is_refused else 0)
         if self._on_end and record.endpoint:
             self._on_end(record, status)

@@ -54,6 +54,10 @@ class Tracing:
                 "dynamo.workers": [f"{worker:x}" for worker in record.workers],
             }
         )
+        if session := record.session:
+            span.set_attribute("gen_ai.conversation.id", session.id)
+            if session.parent:
+                span.set_attribute("dynamo.parent_session", session.parent)
         if prefills := record.prefills:
             span.set_attribute("dynamo.prefill", prefills)
         if record.time_to_first_token is not None:

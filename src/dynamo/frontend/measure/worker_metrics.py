@@ -55,6 +55,11 @@ def worker_gauges(prefix: str, models: Iterable[ServedModel], last_requests: Las
     ]
 
 
+def waiting_gauge(prefix: str, waiting: Mapping[str, int]) -> MetricFamily:
+    """What an autoscaler sees of a model without workers."""
+    return _WAITING.family([({}, waiting)], f"{prefix}_")
+
+
 def ready_gauge(prefix: str, readiness: Mapping[str, bool]) -> MetricFamily:
     return _READY.family([({}, readiness)], f"{prefix}_")
 
@@ -80,6 +85,9 @@ _LOADS: tuple[Metric[_WorkerLoads], ...] = (
 )
 _READY: Metric[Mapping[str, bool]] = Metric("gauge", "model_ready", "1 when requests to a registered model are served",
     lambda readiness: {(model,): int(ready) for model, ready in readiness.items()}, ("model",))  # fmt: skip
+_WAITING: Metric[Mapping[str, int]] = Metric("gauge", "model_waiting_requests",
+    "Requests that wait for a worker of a model that has none",
+    lambda waiting: {(name,): count for name, count in waiting.items()}, ("model",))  # fmt: skip
 _LAST: tuple[Metric[LastRequest], ...] = (
     Metric("gauge", "time_to_first_token_seconds", "Time to the first token of the last request that ended there",
         lambda last: last.time_to_first_token_seconds),

@@ -288,7 +288,14 @@ class Prefill(FirstAnswer):
             limit=ATTEMPTS - 1, pinned=pinned, backoff=partial(RequestBackoff, 0.0), beside=lambda: self
         )
         pool, asked = self._of.pool, prefill_request(request)
-        return Delivery(partial(pool.place, decode_id), pool.instances, asked, self._context, self, options)
+        return Delivery(
+            partial(pool.place, decode_id, session=self._context.session),
+            pool.instances,
+            asked,
+            self._context,
+            self,
+            options,
+        )
 
     async def prepare(
         self, request: PreprocessedRequest, placement: Placement, context: Context

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dynamo.handoff.pairing import COMPUTES_PROMPTS, Peer, partners
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, WorkerType
-from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.engine import PreprocessedRequest, Session
 from dynamo.protocols.instance import Instance
 from dynamo.runtime.instances import InstanceSet
 
@@ -103,13 +103,14 @@ class PrefillPool:
         request_id: str,
         pinned: int | None = None,
         avoid: Collection[int] = (),
+        session: Session | None = None,
     ) -> Placement:
         """Book the prompt at a prefill worker that can hand over to this decode worker."""
         allowed = set(self.partners_of(decode_id)).difference(avoid)
         if self.router is None or not allowed:
             raise self.instances.none_reachable()
         avoid = () if pinned is not None else [id for id in self.instances.ids() if id not in allowed]
-        return await self.router.place(request, request_id=request_id, pinned=pinned, avoid=avoid)
+        return await self.router.place(request, request_id=request_id, pinned=pinned, avoid=avoid, session=session)
 
     def waiting(self, instance_id: int) -> int:
         return self._waiting[instance_id]

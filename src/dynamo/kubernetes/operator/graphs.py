@@ -86,27 +86,36 @@ class GraphController:
         except GraphError as error:
             await self._reporter.status(GRAPHS, seen.object, failed_status(seen, "invalid_spec", str(error)))
             return
-        if refused := await self._carry_out(plan, seen):
-            await self._reporter.status(GRAPHS, seen.object, failed_status(seen, "refused", refused))
+        try:
+            await self._carry_out(plan, seen)
+        except ExceptionGroup as errors:
+            told = "; ".join(map(str, errors.exceptions))
+            await self._reporter.status(GRAPHS, seen.object, failed_status(seen, "refused", told))
+            # What was refused stays so until the graph changes; a server in trouble is asked again.
+            for each in errors.exceptions:
+                if not isinstance(each, ApiRefusal):
+                    raise each from None
             return
         await self._reporter.status(GRAPHS, seen.object, graph_status(plan, seen))
         await self._report_adapters(plan, seen)
 
-    async def _carry_out(self, plan: GraphPlan, seen: SeenGraph) -> str:
-        """What the API server refuses, in a sentence; the rest is applied all the same."""
-        refused: list[str] = []
+    async def _carry_out(self, plan: GraphPlan, seen: SeenGraph) -> None:
+        """Apply and remove; what is refused does not stop the rest, and is raised in the end."""
+        failed: list[KubernetesError] = []
         await self._ensure_secret(plan)
         for wanted in plan.apply:
-            if self._applied.differs(
-                wanted, self._seen(wanted), watched=wanted["kind"] in ("Deployment", "StatefulSet")
-            ):
+            watched = wanted["kind"] in ("Deployment", "StatefulSet")
+            if self._applied.differs(wanted, self._seen(wanted), watched=watched):
                 try:
                     await self._apply(wanted)
-                except ApiRefusal as error:
-                    refused.append(f"{wanted['kind']} {name_of(wanted)}: {error}")
+                except KubernetesError as error:
+                    failed.append(type(error)(f"{wanted['kind']} {name_of(wanted)}: {error}"))
+                    if not isinstance(error, ApiRefusal):
+                        break
+        if failed:
+            raise ExceptionGroup("not all could be applied", failed)
         for each in plan.remove:
             await self._remove(each)
-        return "; ".join(refused)
 
     async def _apply(self, wanted: Mapping[str, Any]) -> None:
         answer = await self._api.apply(

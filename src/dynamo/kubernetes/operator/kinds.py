@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynamo.kubernetes.graph.reading import GROUP, KIND
-from dynamo.kubernetes.resources import DEPLOYMENTS, PODS, STATEFUL_SETS, Resource
+from dynamo.kubernetes.resources import DEPLOYMENTS, GRAPH_ADAPTERS, PODS, STATEFUL_SETS, Resource
 
 GRAPHS = Resource(GROUP, "v1beta1", "dynamographdeployments", KIND)
-ADAPTERS = Resource(
-    GROUP, "v1beta1", "dynamographdeploymentscalingadapters", "DynamoGraphDeploymentScalingAdapter"
-)  # fmt: skip
+ADAPTERS = GRAPH_ADAPTERS
 MODELS = Resource(GROUP, "v1alpha1", "dynamomodels", "DynamoModel")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 EVENTS = Resource("", "v1", "events", "Event")
@@ -27,7 +25,7 @@ _RBAC = "rbac.authorization.k8s.io"
 APPLIED = {
     each.kind: each
     for each in (
-        DEPLOYMENTS, STATEFUL_SETS, PODS, ADAPTERS, SECRETS, SERVICES, CLAIMS, BUDGETS, GRAPHS, MODELS,
+        DEPLOYMENTS, STATEFUL_SETS, PODS, GRAPH_ADAPTERS, SECRETS, SERVICES, CLAIMS, BUDGETS, GRAPHS, MODELS,
         Resource("", "v1", "serviceaccounts", "ServiceAccount"),
         Resource("", "v1", "configmaps", "ConfigMap"),
         Resource(_RBAC, "v1", "roles", "Role"),

@@ -19,6 +19,7 @@ from dynamo.kubernetes.files import ClusterAccessError
 from dynamo.kubernetes.operator.election import LeaderLease
 from dynamo.kubernetes.operator.graphs import GraphController
 from dynamo.kubernetes.operator.kinds import DEFINITIONS, GRAPHS
+from dynamo.kubernetes.operator.models import AdapterController
 from dynamo.protocols.errors import StartError
 from dynamo.settings import Setting, Settings
 
@@ -59,13 +60,14 @@ async def serve(settings: OperatorSettings, environ: Mapping[str, str], stopped:
         lease = LeaderLease(api, LEASE, f"{environ.get('POD_NAME') or socket.gethostname()}_{os.getpid()}")
         health = await _serve_health(host, settings.health_port) if settings.health_port else None
         controller = GraphController(api, namespace=namespace, labels=settings.selector)
+        adapters = AdapterController(api, namespace=namespace)
         try:
             if await _unless(stopped, lease.acquire()):
                 log.info(
                     "leading; serving graphs of %s", f"the namespace {namespace}" if namespace else "all namespaces"
                 )
                 try:
-                    await _unless(stopped, _first(lease.keep(), controller.run()))
+                    await _unless(stopped, _first(lease.keep(), controller.run(), adapters.run()))
                 finally:
                     await lease.release()
                 if not stopped.is_set():

@@ -16,6 +16,8 @@ LEADER_PORT = 29500
 LEAVE_SECONDS = 5
 """After a pod's deletion began, Services still send requests to it for a moment."""
 _SPARE_SECONDS = 5
+WAIT_SECONDS = 30
+"""A request waits this long for a model that has no worker at the moment."""
 _SHELL = re.compile(r"(-m\s+dynamo\.(?:vllm|sglang))\b")
 _OWN_NODES = ("--num-nodes", "--nnodes", "--node-rank", "--dist-init-addr")
 
@@ -93,6 +95,8 @@ def _frontend_variables(target: RenderTarget, grace: int) -> list[Object]:
         _variable("DYNAMO_PORT", str(HTTP_PORT)),
         _variable("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS", str(max(0, grace - LEAVE_SECONDS - _SPARE_SECONDS))),
     ]
+    # Workers of another card are loaded when the last of the old ones left.
+    found.append(_variable("DYN_MODEL_WAIT_SECS", str(WAIT_SECONDS)))
     if prefix := target.namespace_prefix:
         found.append(_variable("DYN_NAMESPACE_PREFIX", prefix))
     return found

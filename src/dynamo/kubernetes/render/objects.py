@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from dynamo.kubernetes.graph import GraphComponent
-from dynamo.kubernetes.render.containers import EPP_PORT, HTTP_PORT, PLANNER_PORT, SYSTEM_PORT, with_nodes
+from dynamo.kubernetes.render.containers import (
+    EPP_PORT,
+    HTTP_PORT,
+    LEAVE_SECONDS,
+    PLANNER_PORT,
+    SYSTEM_PORT,
+    with_nodes,
+)
 from dynamo.kubernetes.render.pods import pod_template, selector
 from dynamo.kubernetes.render.rights import rights
 from dynamo.kubernetes.render.target import LABELS, MODEL_LABEL, RenderTarget, model_hash
@@ -57,6 +64,8 @@ def _deployment(target: RenderTarget, component: GraphComponent) -> Object:
         "metadata": target.metadata(target.name(component), target.labels(component)),
         "spec": {
             "replicas": target.count(component),
+            # Frontends learn of a worker after its pod is ready: none may go in its favour before they have.
+            "minReadySeconds": LEAVE_SECONDS if component.is_worker else 0,
             "selector": {"matchLabels": selector(target, component)},
             "strategy": _strategy(component),
             "template": pod_template(target, component),

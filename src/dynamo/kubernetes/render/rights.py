@@ -10,7 +10,6 @@ from dynamo.kubernetes.render.target import RenderTarget
 Object = dict[str, Any]
 _GROUP = "nvidia.com"
 _READ = ["get", "list", "watch"]
-_SYNC = ("--router-replica-sync", "DYN_ROUTER_REPLICA_SYNC")
 
 
 def discovery_rules(*, writes: bool) -> list[Object]:
@@ -43,6 +42,7 @@ def operator_rules() -> list[Object]:
         _rule(_GROUP, ["dynamoworkermetadatas"], [*_READ, "create", "patch", "delete"]),
         _rule(_GROUP, ["dynamographdeploymentscalingadapters/scale"], ["get", "patch"]),
         _rule("discovery.k8s.io", ["endpointslices"], _READ),
+        _rule("inference.networking.k8s.io", ["inferencepools"], _READ),
         _rule("apps", ["deployments", "statefulsets"], every),
         _rule("", ["services", "serviceaccounts", "configmaps", "persistentvolumeclaims"], every),
         _rule("", ["secrets"], ["get", "create"]),
@@ -74,24 +74,15 @@ def rights(target: RenderTarget) -> list[Object]:
                 pools = [_rule("inference.networking.k8s.io", ["inferencepools"], _READ)]
                 found["epp"] = [*discovery_rules(writes=False), *pods, *pools]
             case "frontend":
-                found["frontend"] = discovery_rules(writes=False)
+                # With the KV router, or with keys, frontends tell each other what they serve: each has an object.
+                found["frontend"] = discovery_rules(writes=True)
     return [each for role, rules in found.items() for each in _account(target, f"{target.graph.name}-{role}", rules)]
 
 
 def _role(component: GraphComponent) -> str:
     if component.is_worker:
         return "worker"
-    if component.type == "frontend":
-        return "worker" if _shares_bookings(component) else "frontend"
     return component.type or "worker"
-
-
-def _shares_bookings(component: GraphComponent) -> bool:
-    """Such a frontend writes an object of its own, for the other frontends to find it."""
-    main = component.main
-    words = [*(main.get("command") or ()), *(main.get("args") or ())]
-    names = [each["name"] for each in main.get("env") or ()]
-    return any(_SYNC[0] in word for word in words) or _SYNC[1] in names
 
 
 def _account(target: RenderTarget, name: str, rules: list[Object]) -> list[Object]:

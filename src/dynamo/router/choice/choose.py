@@ -6,12 +6,12 @@ import math
 import random
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from dynamo.kv.index.overlaps import Overlap, Overlaps
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.errors import Unavailable
-from dynamo.router.choice.cost import CostConfig, Costs, cost_columns, held_blocks
+from dynamo.router.choice.cost import CostConfig, Costs, Kept, cost_columns, credit_session, held_blocks
 from dynamo.router.choice.fleet import Fleet
 from dynamo.router.choice.loaded_rule import LoadedRule
 from dynamo.router.load_book import Loads
@@ -60,6 +60,8 @@ class Choice(Struct, kw_only=True):
     config: CostConfig
     rule: str = ""
     """The name of the rule that decided; empty for the built-in one."""
+    kept: Kept | None = None
+    """The candidate where the session's last turn ran."""
     recomputed: Costs | None = None
 
     @property
@@ -136,6 +138,8 @@ class Choice(Struct, kw_only=True):
             self.recomputed = cost_columns(
                 self.prompt_tokens, self.prompt_blocks, self.fleet, self.overlaps, self.loads, self.config
             )
+            if self.kept:
+                credit_session(self.recomputed, self.kept, self.prompt_tokens, self.fleet.block_size)
         return self.recomputed
 
 
@@ -149,15 +153,25 @@ def choose(
     rng: random.Random,
     rule: LoadedRule | None = None,
     number: int = 0,
+    kept: Kept | None = None,
+    session: str = "",
 ) -> Choice:
     """Choose the cheapest worker, at random among equals; with a temperature, at random by cost among all.
 
-    `rule` says the costs, unless it fails; `number` is how many prompts were placed before.
+    `rule` says the costs, unless it fails; `number` is how many prompts were placed before. `kept` is the
+    candidate that its session was at.
     """
     if not fleet.workers:
         raise Unavailable("no worker to choose from")
-    ruled = _ruled(rule, prompt_tokens, prompt_blocks, fleet, overlaps, loads, config, number) if rule else None
+    ruled = None
+    if rule:
+        prompt = Prompt(
+            tokens=prompt_tokens, blocks=prompt_blocks, block_size=fleet.block_size, number=number, session=session
+        )
+        ruled = _ruled(rule, prompt, fleet, overlaps, loads, config, kept)
     columns = ruled or cost_columns(prompt_tokens, prompt_blocks, fleet, overlaps, loads, config)
+    if kept and not ruled:
+        credit_session(columns, kept, prompt_tokens, fleet.block_size)
     at, draw = _pick(columns.total, config.temperature, rng)
     # The columns are not kept: few callers need these thousands of numbers, and keeping them would evict CPU caches.
     return Choice(
@@ -173,23 +187,23 @@ def choose(
         overlaps=overlaps,
         config=config,
         rule=rule.name if rule and ruled else "",
+        kept=kept,
         recomputed=ruled,
     )
 
 
 def _ruled(
     rule: LoadedRule,
-    tokens: int,
-    blocks: int,
+    prompt: Prompt,
     fleet: Fleet,
     overlaps: Overlaps,
     loads: Loads,
     config: CostConfig,
-    number: int,
+    kept: Kept | None,
 ) -> Costs | None:
     """The costs that a rule gives; None if it gives none."""
     none = [0.0] * len(fleet.workers)
-    held, slots = held_blocks(tokens, fleet, overlaps, config), fleet.slots(overlaps.workers)
+    held, slots = held_blocks(prompt.tokens, fleet, overlaps, config), fleet.slots(overlaps.workers)
     cached = [max(here, used) for here, used in zip(held, loads.shared_blocks, strict=True)]
     tiers: list[Sequence[int]] = [overlaps.device, *overlaps.lower]
     if slots is not None:
@@ -198,8 +212,10 @@ def _ruled(
     recent = [sent * loads.scale for sent in loads.sent]
     columns = (*tiers, cached, loads.shared_blocks, loads.prefill_tokens, loads.requests, loads.active_blocks,
                fleet.total_blocks, fleet.batch_tokens, recent)  # fmt: skip
-    prompt = Prompt(tokens=tokens, blocks=blocks, block_size=fleet.block_size, number=number)
-    costs = rule.costs(prompt, list(map(Worker, *columns)))
+    workers = list(map(Worker, *columns))
+    if kept:
+        workers[kept.at] = structs.replace(workers[kept.at], session_tokens=kept.tokens)
+    costs = rule.costs(prompt, workers)
     return None if costs is None else Costs(cached, costs, none, none, none, costs)
 
 

@@ -89,6 +89,25 @@ def cost_columns(
     return Costs(cached, work, waiting, crowding, spreading, total)
 
 
+class Kept(Struct, frozen=True):
+    """Where the last turn of the prompt's session ran, and what it left there."""
+
+    at: int
+    """The index of the worker among the candidates."""
+    tokens: int
+
+
+def credit_session(columns: Costs, kept: Kept, prompt_tokens: int, block_size: int) -> None:
+    """Half of what the session's last turn left at its worker counts as cached there, though no event says so.
+
+    Only half: its blocks may have gone meanwhile. A worker with more to do than that loses the session.
+    """
+    unseen = min(kept.tokens, prompt_tokens) - columns.cached[kept.at] * block_size
+    if unseen > 0:
+        columns.work[kept.at] -= unseen / 2
+        columns.total[kept.at] -= unseen / 2
+
+
 def _crowding(joining: float, in_use: list[float], fleet: Fleet, config: CostConfig) -> list[float]:
     """What the blocks in use with this prompt cost, and those that it would have to wait for."""
     crowding = [

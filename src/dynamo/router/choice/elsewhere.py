@@ -13,7 +13,8 @@ from dynamo.router.choice.turns import TenantKey, Turns
 EXCHANGE_SECONDS = 0.1
 """How often frontends tell each other, while there is something to tell."""
 QUIET_SECONDS = 0.5
-"""If nobody was served for so long, frontends may wait for each other: then nobody waits any more."""
+"""If nobody was served for so long, frontends may wait for each other, as they know different counters: they agree on
+the highest. If that does not help for as long again, nobody waits for another frontend any more."""
 SILENT_SECONDS = 1.0
 """Who waits at a frontend that was not heard from for so long is not waited for."""
 
@@ -50,6 +51,7 @@ class ServiceElsewhere:
         """What was served here in all when that was looked at last."""
         self._moved = clock()
         """When anybody was served last, here or elsewhere."""
+        self._quiet_for = 0.0
 
     def report(self, stuck: Collection[TenantKey] = ()) -> list[TenantService]:
         """What to tell the others; those `stuck` wait for certain workers, and nobody need wait for them."""
@@ -80,12 +82,13 @@ class ServiceElsewhere:
         claims = {key for key, row in rows.items() if row.claims}
         _change(turns.waits_elsewhere, waits - known.waits, 1)
         for key, row in rows.items():
-            if first:
-                turns.adopt(key, row.counter)
-            elif fresh := row.served - known.served.get(key, 0.0):
+            fresh = 0.0 if first else row.served - known.served.get(key, 0.0)
+            known.served[key] = row.served
+            if fresh:
                 turns.served_elsewhere(key, fresh)
                 self._moved = known.heard
-            known.served[key] = row.served
+            elif first or self._quiet_for > QUIET_SECONDS:
+                turns.adopt(key, row.counter)
         _change(turns.waits_elsewhere, known.waits - waits, -1)
         _change(turns.claims_elsewhere, claims - known.claims, 1)
         _change(turns.claims_elsewhere, known.claims - claims, -1)
@@ -98,7 +101,8 @@ class ServiceElsewhere:
             return
         if (here := sum(self._turns.totals.values())) != self._here:
             self._here, self._moved = here, now
-        self._turns.patient = now - self._moved <= QUIET_SECONDS
+        self._quiet_for = now - self._moved
+        self._turns.patient = self._quiet_for <= 2 * QUIET_SECONDS
         for frontend, known in tuple(self._frontends.items()):
             if now - known.heard > SILENT_SECONDS:
                 _change(self._turns.waits_elsewhere, known.waits, -1)

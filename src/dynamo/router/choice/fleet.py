@@ -34,6 +34,7 @@ class Fleet:
         self.batch_tokens = [size.max_batched_tokens or 8192 for size in capacities.values()]
         self.max_requests = [size.max_requests for size in capacities.values()]
         self._crowding: tuple[float, list[float]] = (0.0, [0.0] * len(self.workers))
+        self._at: dict[WorkerRank, int] | None = None
         self._slots: tuple[Sequence[WorkerRank | None] | None, list[int] | None] = (None, None)
         self.smallest_batch = min(self.batch_tokens, default=0)
         self.smallest_cache = min(self.total_blocks, default=0)
@@ -43,6 +44,12 @@ class Fleet:
         if self._crowding[0] != full:
             self._crowding = (full, [full / total for total in self.total_blocks])
         return self._crowding[1]
+
+    def at(self, worker: WorkerRank) -> int | None:
+        """The place of a worker among the candidates; None if it is not one."""
+        if self._at is None:
+            self._at = {each: at for at, each in enumerate(self.workers)}
+        return self._at.get(worker)
 
     def slots(self, workers: Sequence[WorkerRank | None]) -> list[int] | None:
         """The slot of each candidate in `workers`, -1 if it has none; None if both are in the same order."""

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from msgspec import Struct
 
 from dynamo.kv.messages import WorkerRank
-from dynamo.protocols.engine import Tenant
+from dynamo.protocols.engine import Session, Tenant
 from dynamo.protocols.errors import DynamoException
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.elsewhere import ServiceElsewhere, TenantService
@@ -53,12 +53,15 @@ class RequestToPlace(Struct, kw_only=True, eq=False):
     """Whether its prefix may be computed ahead on idle workers."""
     learn: bool = True
     """Whether, without KV events, its prompt counts as cached at the chosen worker from now on."""
+    session: Session | None = None
+    held: bool = False
+    """It may go to the worker of its session only."""
     arrived: float = 0.0
 
     @property
     def restricted(self) -> bool:
         """Whether only some workers may take it."""
-        return self.pinned is not None or self.dp_rank is not None or bool(self.avoid)
+        return self.pinned is not None or self.dp_rank is not None or self.held or bool(self.avoid)
 
 
 class _Waiting(Struct, Generic[P], eq=False):

@@ -147,6 +147,7 @@ class Delivery:
     async def start(self) -> None:
         """Send the request; raises when there is no instance to send it to."""
         self._starting = task = asyncio.current_task()
+        self.history.asked_at = self.history.asked_at or perf_counter()
         lost: DynamoException | None = None
         try:
             if self._suspicion:
@@ -184,7 +185,9 @@ class Delivery:
                 place = partial(self._place_apart, request, shunned, self._suspicion.must_shun)
             placement = await instances.reach(place, progress.excluded, pinned=progress.pinned, last=lost)
         self.placement = placement
-        self.history.placed_at = self.history.placed_at or perf_counter()
+        if not self.history.placed_at:
+            self.history.placed_at = perf_counter()
+            self.history.waited = placement.decision.waited if placement.decision else 0.0
         progress.sent()
         if claim := self._options.claim:
             self._context.claim = structs.replace(claim, act="attach", facts=b"") if attaches else claim

@@ -25,10 +25,15 @@ class DeliveryHistory:
     """What happened to a delivery and when, for the metrics."""
 
     __slots__ = (
-        "_current", "finished_migrations", "first_output_time", "migrations", "placed_at", "restarts", "too_long",
+        "_current", "asked_at", "finished_migrations", "first_output_time", "migrations", "placed_at", "restarts",
+        "too_long", "waited",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self.asked_at = 0.0
+        """When a router was first asked for a worker, by `perf_counter`."""
+        self.waited = 0.0
+        """Seconds in that router's queue."""
         self.placed_at = 0.0
         """When it was first placed, by `perf_counter`."""
         self.first_output_time: float | None = None

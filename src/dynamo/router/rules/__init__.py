@@ -20,7 +20,7 @@ class Prompt(Struct, frozen=True, kw_only=True):
     number: int = 0
     """How many prompts this router has placed before."""
     session: str = ""
-    """Empty where it is not known."""
+    """Its id; empty where it is not known."""
 
 
 class Worker(Struct, frozen=True):
@@ -47,6 +47,8 @@ class Worker(Struct, frozen=True):
     """Most tokens of one step."""
     recent_tokens: float
     """Prompt tokens sent there, of which half are forgotten every minute."""
+    session_tokens: int = 0
+    """What the last turn of the prompt's session left there, if it ran there and sessions keep to workers."""
 
 
 Rule = Callable[[Prompt, Sequence[Worker]], Sequence[float] | int]

@@ -50,8 +50,7 @@ class Files:
                 if size > self.size:
                     raise too_large(self.size)
                 await _on_disk(file.write, chunk)
-            await _on_disk(file.close)
-            part.replace(self.path(id))
+            await _on_disk(_put_in_place, file, part, self.path(id))
         finally:
             with contextlib.suppress(OSError):  # it writes what it buffers, which may just have failed
                 file.close()
@@ -138,6 +137,19 @@ async def _on_disk(call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
 
 def _created(path: Path) -> BinaryIO:
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _put_in_place(file: BinaryIO, part: Path, path: Path) -> None:
+    """Once this returns, the file outlives a loss of power too: a record that names it comes later."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def too_large(limit: int) -> HttpError:

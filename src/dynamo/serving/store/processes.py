@@ -18,6 +18,8 @@ class LiveProcesses:
         """Without a folder there is only this process."""
         self.own = uuid.uuid4().hex
         self._folder = folder / FOLDER if folder else None
+        self._others: set[str] = set()
+        """Those that lived when they were last looked at."""
         self._lock = -1
         if self._folder:
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -28,6 +30,20 @@ class LiveProcesses:
 
     def is_alive(self, name: str) -> bool:
         return self._folder is None or name == self.own or is_held(self._folder / name)
+
+    def others_ended(self) -> bool:
+        """Whether another process has ended since the last call."""
+        if self._folder is None:
+            return False
+        alive = set()
+        for path in self._folder.iterdir():
+            if self.is_alive(path.name):
+                alive.add(path.name)
+            else:
+                path.unlink(missing_ok=True)
+                self._others.add(path.name)
+        ended, self._others = bool(self._others - alive), alive
+        return ended
 
     def close(self) -> None:
         if self._folder and self._lock >= 0:

@@ -129,6 +129,28 @@ function tree(pairs) {
   return rows;
 }
 
+/** The sessions used last, the turns of each on one line. */
+export class Sessions {
+  constructor() {
+    this.rows = new Rows(body("sessions"), [
+      text((row) => clock(row.time)),
+      name((row) => row.id, (id) => brief(id, 20), "id"),
+      text((row) => brief(row.model, 30)),
+      text((row) => (row.worker_id ? shortWorker(row.worker_id) : "–")),
+      text((row) => amount(row.turns), "number"),
+      text((row) => (row.pause_s === undefined ? "–" : duration(row.pause_s * 1000)), "number"),
+      text((row) => amount(row.prompt_tokens), "number"),
+      text((row) => (row.cached_percent ?? []).map((share) => `${Number(share)} %`).join(" ") + (row.changed ? `: ${brief(row.changed, 200)}` : "")),
+    ]);
+  }
+
+  show(fleet, wanted) {
+    const rows = Object.entries(fleet.sessions ?? {}).filter(wanted).sort(([, a], [, b]) => b.time - a.time);
+    $("sessions-part").hidden = !rows.length;
+    this.rows.show(rows);
+  }
+}
+
 /** The last prompts of decode workers, and how many were handed over for which reason. */
 export class Handoffs {
   constructor() {

@@ -3,7 +3,7 @@
 import { key } from "./api.js";
 import { $, brief, el, icon } from "./dom.js";
 import { Decisions } from "./fleet-decisions.js";
-import { Handoffs, Planners, Prefixes, Tiers } from "./fleet-parts.js";
+import { Handoffs, Planners, Prefixes, Sessions, Tiers } from "./fleet-parts.js";
 import { amount, clock, duration, name, Rows, setText, shortWorker, text } from "./fleet-rows.js";
 import { FleetStream } from "./fleet-stream.js";
 
@@ -49,7 +49,7 @@ const migrations = new Rows(body("migrations"), [
 ]);
 const age = (started) => duration(Math.max(1, Math.round(Date.now() / 1000 - started)) * 1000).replace(".0 ", " ");
 const decisions = new Decisions($("decisions"));
-const parts = [new Planners(), new Tiers(), new Prefixes((open) => stream.ask(open)), new Handoffs()];
+const parts = [new Planners(), new Tiers(), new Prefixes((open) => stream.ask(open)), new Sessions(), new Handoffs()];
 
 function showHealth(cell, row) {
   const badge = cell.firstChild ?? cell.appendChild(el("span"));
