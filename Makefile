@@ -11,7 +11,7 @@ ADVISORIES := https://pypi.org/pypi/pip/json
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: run docs site test test-wheel test-extras test-kubernetes test-repeat coverage lock test-deep test-fair fuzz poison test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
+.PHONY: run docs site test test-wheel test-extras test-kubernetes test-repeat coverage lock test-deep test-fair fuzz poison test-engines test-hosts test-clients test-ui test-observability test-gateway chaos soak audit lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -27,7 +27,7 @@ site: $(DEV)
 # In one more process than there are processors, as many tests wait; each has an etcd and a NATS of its own.
 test: $(DEV)
 	@echo "Running about 6,000 tests, some with real processes, etcd and NATS: about 8 minutes on two quiet processors."
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not kubernetes and not chaos"
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not gateway and not kubernetes and not chaos"
 
 # The same from a fresh clone, PLAIN times as it is and LOADED times beside two busy loops per processor; each run is
 # noted in benchmarks/results/test-runs.md.
@@ -36,7 +36,7 @@ test-repeat: $(DEV)
 
 # The same tests, then how much of each module they ran, child processes included.
 coverage: $(DEV)
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not kubernetes and not chaos" \
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not gateway and not kubernetes and not chaos" \
 	  --cov --cov-report=term
 
 # Every property with new random examples, then the KV index against its naive model: 50 times 2,000 random sequences
@@ -86,6 +86,11 @@ test-ui: $(DEV)
 test-observability: $(DEV)
 	@$(BIN)/python tests/observability/install.py
 	$(BIN)/python -m pytest -m observability tests/observability
+
+# The picker beside a real Envoy, which goes into .gateway/.
+test-gateway: $(DEV)
+	@$(BIN)/python tests/gateway/install.py
+	$(BIN)/python -m pytest -m gateway tests/gateway
 
 # A real control plane in namespaces of its own, built once into .kubernetes/; needs root.
 test-kubernetes: $(DEV)
@@ -137,7 +142,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/serve.py $(if $(PEER_PYTHON),--peer $(PEER_PYTHON))
 
 clean:
-	rm -rf $(VENV) .clients .ui .observability .kubernetes .audit .wheel .site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients .ui .observability .gateway .kubernetes .audit .wheel .site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Nothing was ever installed into an environment of a Python that is too old, or without pip: it is built anew.
 ifeq ($(wildcard $(READY)),)

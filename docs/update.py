@@ -26,6 +26,7 @@ from dynamo.runtime.nats.config import NatsConfig
 from dynamo.runtime.status import StatusConfig
 from dynamo.runtime.tracing.export import ExportSettings, SpanSettings
 from dynamo.settings import Option, options
+from dynamo.settings.epp import EppSettings
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.router import RouterSettings
@@ -35,6 +36,7 @@ from dynamo.worker.several import SeveralSettings
 
 TABLES = {
     "echo": (EchoSettings,),
+    "epp": (EppSettings,),
     "etcd": (EtcdConfig,),
     "frontend": (FrontendSettings,),
     "hub": (HubConfig, FetchConfig),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
-from support.leftovers import SESSION, nothing_left
+from support.leftovers import SESSION, nothing_left, orphans
 from support.services import Etcd, Nats, free_port
 
 # How long one example takes says how busy the machine is. The examples are the same in every run, so that what fails
@@ -57,10 +58,14 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     with tempfile.TemporaryDirectory(prefix="tests-") as here, tempfile.TemporaryDirectory(prefix="tests-") as children:
         tempfile.tempdir, os.environ["TMPDIR"] = here, children
         yield Path(here)
+        left = orphans(Path(children))
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
         tempfile.tempdir = None
         os.environ.pop("TMPDIR")
         if before is not None:
             os.environ["TMPDIR"] = before
+    assert not left, f"tests left processes that outlived their parents: {left}"
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def refusal(line: str) -> str:
         ("in=dyn", Input("dyn"), BY_DEFAULT, None),
         ("in=http out=dyn", Input("http"), Output(None), None),
         ("out=auto in=http", Input("http"), Output(None), None),
-        ("in=http out=dyn://llama3B_pool", Input("http"), Output(None), None),
+        ("in=http out=dyn://llama3B_pool", Input("http"), Output(None, path="llama3B_pool"), None),
         ("out=pystr:/a/my engine.py".replace(" ", "_"), Input("text"), Output("pystr", "/a/my_engine.py"), None),
         ("out=pytok:e.py --model-path repo", Input("text"), Output("pytok", "e.py"), "repo"),
     ],
@@ -69,11 +69,6 @@ def test_what_follows_two_dashes_is_the_engines() -> None:
     command = read("out=pystr:e.py -- --engine_args in=x --help")
     assert command.arguments == ["--engine_args", "in=x", "--help"]
     assert command.show is None
-
-
-def test_the_old_remote_output_is_noted() -> None:
-    assert "out=dyn" in read("in=http out=dyn://pool").notes[0]
-    assert read("in=http out=dyn").notes == []
 
 
 def test_verbosity_counts() -> None:
@@ -136,7 +131,7 @@ def test_what_is_shown_instead_of_run(line: str, show: str) -> None:
         ("in=http out=dyn model", ["--model-name"]),
         ("in=http --tls-cert-path a.pem", ["need each other"]),
         ("--node-rank 1 m", ["less than --num-nodes"]),
-        ("--num-nodes 2 m", ["--leader-addr"]),
+        ("--leader-addr a:1 m", ["--num-nodes"]),
         ("in=none m", ["--num-nodes and --node-rank"]),
         ("in=http --num-nodes 2 --node-rank 1 --leader-addr a:1 m", ["use in=none"]),
     ],
@@ -178,6 +173,7 @@ def some_value(option: Option) -> st.SearchStrategy[Any]:
 
 ALONE_WRONG = (
     "--http-allowed-hosts",
+    "--leader-addr",
     "--num-nodes",
     "--node-rank",
     "--model-path",

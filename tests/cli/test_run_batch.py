@@ -50,6 +50,20 @@ def test_prompts_are_answered_in_order_beside_the_input(tmp_path: Path, model: P
     assert "time to first token" in summary
 
 
+def test_a_folder_is_its_only_file_of_prompts(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    texts = write_prompts(tmp_path / "data", 3)
+    done = run(tmp_path, "in=batch:data", "out=echo")
+    assert done.returncode == 0
+    records = output(tmp_path / "data")
+    assert [record["response"] for record in records] == texts
+    assert [record["tokens_in"] for record in records] == [len(text) for text in texts]
+    (tmp_path / "data" / "more.jsonl").touch()
+    done = run(tmp_path, "in=batch:data", "out=echo")
+    assert done.returncode == 1
+    assert b"has: more.jsonl, prompts.jsonl; name one" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_batch_that_was_ended_is_resumed_and_each_prompt_answered_once(
     tmp_path: Path, number: signal.Signals
@@ -142,7 +156,7 @@ def test_workers_elsewhere_answer_batches_too(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ("in=batch:nowhere.jsonl", "missing or not a file: nowhere.jsonl"),
-        ("in=batch:.", "missing or not a file"),
+        ("in=batch:.", "one file of prompts as JSON lines, and . has: none"),
         ("in=batch:output.jsonl", "where the answers go"),
     ],
 )

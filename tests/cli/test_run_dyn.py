@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,26 @@ def test_a_piped_prompt_is_answered_by_workers_that_are_found(tmp_path: Path, mo
         assert (done.returncode, done.stdout) == (0, b"<|im_start|>user\nhello\n")
         done = run(tmp_path, "in=stdin", "out=dyn://a.b.c", "--model-name", "small-model", input="hello")
         assert done.stdout == b"<|im_start|>user\nhello\n"
-        assert b"note: out=dyn://" in done.stderr
+
+
+def test_a_path_is_answered_by_its_own_workers_alone(tmp_path: Path, model: Path) -> None:
+    with (
+        running(tmp_path, "in=dyn://one_pool", "out=echo_core", str(model), "--model-name", "one") as one,
+        running(tmp_path, "in=dyn://other_pool", "out=echo_core", str(model), "--model-name", "other") as other,
+    ):
+        one.line_with("worker for 'one' at dyn://dynamo.one_pool.generate")
+        other.line_with("worker for 'other'")
+        done = run(tmp_path, "in=stdin", "out=dyn://other_pool", input="hello")
+        assert (done.returncode, done.stdout) == (0, b"<|im_start|>user\nhello\n")
+        with running(tmp_path, "in=http", "out=dyn://one_pool", "--http-port", "0") as server:
+            assert models(server.url()) == ["one"]
+        with running(tmp_path, "in=http", "out=dyn", "--http-port", "0") as server:
+            assert sorted(models(server.url())) == ["one", "other"]
+
+
+def models(url: str) -> list[str]:
+    with urllib.request.urlopen(f"{url}/v1/models") as answer:
+        return [each["id"] for each in json.load(answer)["data"]]
 
 
 def test_two_workers_of_one_name_must_be_alike(tmp_path: Path, model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from dynamo.cli.run.launch import default_engine
 from dynamo.engines.llamacpp import library
+from dynamo.model import llama_cpp
 from support.running import run, running
 from support.tiny_llama import tiny_llama, tiny_llama_gguf
 
@@ -32,7 +34,7 @@ def test_mistral_rs_runs_folders_names_and_the_bundled_model(tmp_path: Path) -> 
 def test_mistral_rs_runs_gguf_files_where_llama_cpp_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(llama_cpp, "PACKAGE", "no_such_package")
     chosen = default_engine(str(tiny_llama_gguf(tmp_path / "m.gguf")))
     assert chosen.engine == "mistralrs"
     assert "no_such_package" in chosen.reason
@@ -46,6 +48,7 @@ def test_mistral_rs_runs_gguf_files_where_llama_cpp_cannot_be_loaded(
     (package / "__init__.py").touch()
     (package / "xllamacpp.abi3.so").write_bytes(b"for another machine")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "xllamacpp", raising=False)
     chosen = default_engine(str(tiny_llama_gguf(tmp_path / "m.gguf")))
     assert chosen.engine == "mistralrs"
     assert "cannot be used" in chosen.reason

@@ -36,6 +36,7 @@ from support.tiny_llama import (
     CONTEXT,
     tiny_llama,
     tiny_llama_gguf,
+    tiny_llama_gguf_without_tokenizer,
     tiny_llama_sentencepiece,
     tiny_llama_sentencepiece_gguf,
     vocabulary_size,
@@ -469,6 +470,38 @@ async def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     other = tiny_llama_sentencepiece(tmp_path / "other")
     with pytest.raises(EngineError, match="incompatible"):
         await started(tiny_llama_gguf(tmp_path / "tiny.gguf"), model_config=local(other))
+
+
+async def test_a_configuration_written_by_transformers_5_is_read(engine: MistralRsEngine, tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path / "new")
+    config = json.loads((folder / "config.json").read_text())
+    for rope in (
+        {"rope_theta": config["rope_theta"], "rope_type": "default"},
+        {"rope_theta": 1e4, "rope_type": "llama3", "factor": 1.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": CONTEXT},
+    ):  # fmt: skip
+        new = {key: value for key, value in config.items() if key not in ("rope_theta", "torch_dtype")}
+        (folder / "config.json").write_text(json.dumps(new | {"rope_parameters": rope, "dtype": "float32"}))
+        written = await started(folder)
+        try:
+            assert (await run(written, asking())).ids == (await run(engine, asking())).ids
+        finally:
+            await written.close()
+
+
+async def test_a_gguf_file_without_tokenizer_is_left_to_llama_cpp(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"only GGUF files with a tokenizer.*out=llamacpp"):
+        await started(tiny_llama_gguf_without_tokenizer(tmp_path / "m.gguf"), model_config=local(folder))
+
+
+async def test_a_gguf_file_that_llama_cpp_tokenizes_is_answered(tmp_path: Path) -> None:
+    plain = await started(tiny_llama_gguf(tmp_path / "plain.gguf"))
+    other = await started(tiny_llama_gguf(tmp_path / "m.gguf", **{"tokenizer.ggml.pre": "tekken"}))
+    try:
+        assert (await run(other, asking())).ids == (await run(plain, asking())).ids
+    finally:
+        await plain.close()
+        await other.close()
 
 
 async def test_a_context_longer_than_the_models_is_refused(folder: Path) -> None:

@@ -188,6 +188,12 @@ async def test_a_mistake_in_the_file_is_reported_with_file_and_line(tmp_path: Pa
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["pystr", "pytok", "echo_core", "echo_full"])
+def test_settings_for_an_engine_that_has_none_are_refused(name: str) -> None:
+    with pytest.raises(EngineError, match=f"--extra-engine-args changes nothing: the engine '{name}' has no settings"):
+        make_engine(name, EngineSpec(file=__file__, extra_engine_args={"max_num_seqs": 4}))
+
+
 @pytest.mark.parametrize("kind", ["pystr", "pytok"])
 def test_a_file_is_needed_and_must_be_there(kind: str, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=f"out={kind}:FILE"):

@@ -98,6 +98,32 @@ async def test_a_token_engine_that_just_ends_has_finished(live: Live, folder: Pa
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_a_token_engine_that_sends_no_tokens_is_at_fault_and_logged_once(
+    live: Live, folder: Path, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    await token_engine(live, folder, {"tokens_ids": [100]}, {"tokens_ids": [101]})
+    status, answer = await live.post(CHAT, request(stream=stream))
+    assert status == 502
+    assert "neither token_ids, text nor a finish_reason" in answer["error"]["message"]
+    (record,) = (record for record in caplog.records if "neither token_ids" in record.getMessage())
+    assert record.levelname == "ERROR"
+
+
+async def test_a_whole_answer_of_a_text_engine_reaches_streaming_clients_as_a_delta(live: Live) -> None:
+    call = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "hi", "tool_calls": [call]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    await text_engine(live, {"object": "chat.completion", "choices": [choice]})
+    (chunk,) = chunks(await live.events(CHAT, request(stream=True)))
+    assert chunk["object"] == "chat.completion.chunk"
+    assert chunk["choices"] == [
+        {"index": 0, "finish_reason": "tool_calls", "delta": {**message, "tool_calls": [{"index": 0, **call}]}}
+    ]
+    _, answer = await live.post(CHAT, request())
+    assert answer["choices"][0]["message"]["content"] == "hi"
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_the_usage_of_a_text_engine_adds_up(live: Live, stream: bool) -> None:
     usage = {
         "prompt_tokens": 5,

@@ -82,7 +82,6 @@ def test_context_length_end_tokens_and_templates_are_found(tmp_path: Path) -> No
     ("change", "message"),
     [
         ({"tokenizer.ggml.model": "rwkv"}, "GGUF tokenizer 'rwkv' is not known"),
-        ({"tokenizer.ggml.pre": "martian"}, "GGUF pre-tokenizer 'martian' is not known"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "no usable tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.merges": ["ab"]}, "a merge that is not a pair"),
         ({"tokenizer.ggml.merges": ["nope nope"]}, "is broken"),
@@ -94,12 +93,11 @@ def test_an_inconsistent_vocabulary_is_rejected(change: dict[str, Any], message:
         tokenizer_of(tmp_path, byte_level_metadata() | change)
 
 
-def test_a_file_without_vocabulary_or_end_token_is_rejected(tmp_path: Path) -> None:
+def test_a_file_without_vocabulary_is_rejected(tmp_path: Path) -> None:
     gguf = read_gguf(write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}))
-    with pytest.raises(ModelError, match="has no tokenizer"):
+    with pytest.raises(ModelError, match=r"has no tokenizer: .* --model-config"):
         gguf_tokenizer.tokenizer_json(gguf)
-    with pytest.raises(ModelError, match=r"no usable|no end-of-sequence"):
-        gguf_tokenizer.eos_token_ids(gguf)
+    assert gguf_tokenizer.eos_token_ids(gguf) == []
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,19 @@ def root() -> Iterator[logging.Logger]:
         ("dynamo_runtime::plane=trace", (logging.INFO, {"dynamo_runtime.plane": TRACE})),
         (" info , , ", (logging.INFO, {})),
         ("off", (logging.CRITICAL + 10, {})),
+        ("0", (logging.CRITICAL + 10, {})),
+        ("2,dynamo.router=4", (logging.WARNING, {"dynamo.router": logging.DEBUG})),
+        ("dynamo::router", (logging.INFO, {"dynamo.router": TRACE})),
+        ("warn,dynamo_runtime", (logging.WARNING, {"dynamo_runtime": TRACE})),
+        ("dynamo=", (logging.INFO, {"dynamo": TRACE})),
+        ("error,dynamo.router[request{id=1,user=x}]=debug", (logging.ERROR, {"dynamo.router": logging.DEBUG})),
     ],
 )
 def test_filters_have_rust_logs_syntax(text: str, expected: tuple[int, dict[str, int]]) -> None:
     assert parse_filter(text) == expected
 
 
-@pytest.mark.parametrize("text", ["loud", "dynamo=loud", "dynamo="])
+@pytest.mark.parametrize("text", ["inof", "dynamo=loud", "dynamo=9", "=", "debgu"])
 def test_an_unknown_level_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(ValueError, match="use off, error, warn"):
         parse_filter(text)

@@ -108,7 +108,7 @@ async def test_cards_and_other_endpoints_are_not_followed_unless_asked_for() -> 
 
 async def test_namespaces_that_are_not_served_are_left_out_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     foreign = EndpointId("foreign", "backend", "generate")
-    async with followed(serves_namespace=lambda namespace: namespace == "ns") as one:
+    async with followed(serves=lambda path: path.startswith("ns/")) as one:
         await one.put(instance(foreign), foreign)
         await one.writer.put(f"{INSTANCES}foreign/garbage", b"?")
         await one.put(instance())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,28 @@ def child_processes() -> dict[int, str]:
         with suppress(OSError):
             for pid in map(int, (task / "children").read_text().split()):
                 found[pid] = _command(pid)
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, theirs, and so on."""
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def orphans(temporary: Path) -> dict[int, str]:
+    """Processes that tests started with this folder for temporary files and that outlived their parents."""
+    mark, own = f"TMPDIR={temporary}".encode(), set(descendants(os.getpid()))
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) not in own | {os.getpid()}:
+            with suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = _command(int(entry.name))
     return found
 
 

@@ -81,6 +81,13 @@ class Process:
             if text in line:
                 return line
 
+    def rest(self) -> list[str]:
+        """What it said after the lines that were waited for, once it has ended."""
+        found = []
+        while (line := self._lines.get(timeout=PATIENCE)) is not None:
+            found.append(line)
+        return found
+
     def url(self) -> str:
         return self.line_with("serving on http").rpartition(" ")[2]
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import aiohttp
 import openai
 import pytest
 
+from support.leftovers import descendants
 from support.services import Etcd, Nats
 from support.waiting import PATIENCE, until
 
@@ -110,7 +112,12 @@ class Stack:
             await client.close()
         for process in self.processes:
             if process.child.returncode is None:
+                # What a supervisor started outlives it.
+                started = descendants(process.child.pid)
                 process.child.kill()
+                for pid in started:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
         for process in self.processes:
             await process.ended()
 

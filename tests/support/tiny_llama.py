@@ -44,6 +44,14 @@ def tiny_llama_gguf(path: Path, **metadata: Any) -> Path:
     return path
 
 
+def tiny_llama_gguf_without_tokenizer(path: Path) -> Path:
+    """The byte-level model's weights alone, also without the size of its vocabulary."""
+    head = {"general.architecture": "llama", "llama.context_length": CONTEXT} | _gguf_config(vocabulary_size())
+    del head["llama.vocab_size"]
+    path.write_bytes(gguf_with_tensors(head, _gguf_tensors(weights())))
+    return path
+
+
 def tiny_llama_sentencepiece_gguf(path: Path) -> Path:
     size = len(json.loads(sentencepiece_json())["model"]["vocab"])
     head = sentencepiece_metadata() | _gguf_config(size)

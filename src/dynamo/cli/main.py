@@ -24,8 +24,6 @@ def main(words: Sequence[str] | None = None) -> None:
         with until_reader_leaves():
             _show(command)
         return
-    for note in command.notes:
-        print(note, file=sys.stderr)
     _fill_standard_descriptors()
     try:
         from dynamo.cli.run.launch import launch

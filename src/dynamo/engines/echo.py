@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, to_builtins
 
 from dynamo.engines.base import EngineInfo, Running
 from dynamo.engines.registry import EngineSpec, reject_arguments
@@ -188,7 +188,11 @@ class EchoFull:
             lambda sink, c=character: sink.item(chunk(c, None))  # type: ignore[misc]
             for character in text[:limit]
         ]
-        steps.append(lambda sink: sink.item(chunk(None, "stop" if limit >= len(text) else "length")))
+        end = chunk(None, "stop" if limit >= len(text) else "length")
+        # A character is this engine's token.
+        counts = Usage(prompt_tokens=len(text), completion_tokens=min(limit, len(text)))
+        end["usage"] = to_builtins(counts.consistent())
+        steps.append(lambda sink: sink.item(end))
         return Echoed(self._metronome, sink, steps)
 
     def quiet(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dynamo.engines.base import EngineError, EngineInfo, Running
-from dynamo.engines.registry import EngineSpec
+from dynamo.engines.registry import EngineSpec, reject_extra_arguments
 from dynamo.process.threads import in_thread
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
@@ -36,6 +36,7 @@ class PythonFileEngine:
         name = "pystr" if model_input is ModelInput.Text else "pytok"
         if not spec.file:
             raise EngineError(f"out={name} needs a file: out={name}:FILE.py")
+        reject_extra_arguments(name, spec)
         self._file = Path(spec.file).expanduser().absolute()
         if not self._file.is_file():
             raise EngineError(f"out={name}: no such file: {spec.file}")

@@ -92,8 +92,15 @@ def reject_parallel(entry: EngineEntry, spec: EngineSpec) -> None:
 
 def reject_arguments(name: str, spec: EngineSpec) -> None:
     """For engines without flags of their own: raises EngineError that names the first one given."""
+    reject_extra_arguments(name, spec)
     if spec.arguments:
         raise EngineError(f"unknown argument '{spec.arguments[0]}': the engine '{name}' has no flags of its own")
+
+
+def reject_extra_arguments(name: str, spec: EngineSpec) -> None:
+    """Raises EngineError if there are settings for an engine that has none."""
+    if spec.extra_engine_args:
+        raise EngineError(f"--extra-engine-args changes nothing: the engine '{name}' has no settings of its own")
 
 
 def own_flags(table: type[Struct], words: Sequence[str]) -> dict[str, tuple[str, Any]]:

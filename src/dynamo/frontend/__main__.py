@@ -30,6 +30,7 @@ from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unl
 from dynamo.serving.models import Models
 from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser
+from dynamo.settings.foreign import FRONTEND_FLAGS, accept, log_accepted
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.router import RouterSettings
@@ -44,6 +45,7 @@ class TerminalSettings(Settings, frozen=True, kw_only=True):
 def parser() -> argparse.ArgumentParser:
     tables = (TerminalSettings, FrontendSettings, NetworkSettings, RouterSettings)
     flags = FlagParser("python -m dynamo.frontend", __doc__, *tables)
+    accept(flags, FRONTEND_FLAGS)
     flags.add_argument("-i", action="store_const", const="true", dest="interactive", help="like --interactive")
     flags.add_argument("--http-worker", nargs=3, metavar=("INDEX", "FOLDER", "SOCKET"), help=argparse.SUPPRESS)
     return flags
@@ -61,6 +63,8 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:
         raise fail(str(error), code=2, error=error) from None
     raise_limit(config.open_files)
+    if not flags.http_worker:
+        log_accepted(vars(flags), FRONTEND_FLAGS)
     if interactive:
         uvloop.run(interact(config, network))
         return
@@ -83,7 +87,7 @@ async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
         runtime,
         config.router,
         HubConfig.from_env(os.environ),
-        config.serves_namespace,
+        config.serves,
         None,
         config.migration_limit,
         config.migration_max_seq_len,

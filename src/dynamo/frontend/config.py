@@ -15,7 +15,7 @@ from dynamo.model import ModelError
 from dynamo.process.addresses import listening_address
 from dynamo.router import RoutingConfig
 from dynamo.runtime import RuntimeConfig
-from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_ENDPOINT, SCHEME, NamespaceFilter
+from dynamo.runtime.names import EndpointId, NamespaceFilter
 from dynamo.serving.request_template import RequestTemplate
 from dynamo.settings import given, read
 from dynamo.settings.frontend import FrontendSettings
@@ -28,6 +28,8 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
     request_template: RequestTemplate | None = None
     filed_keys: tuple[KeyEntry, ...] = ()
     """The entries of `api_keys_file`."""
+    endpoint: EndpointId | None = None
+    """The only endpoint whose workers are served."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,12 +69,17 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
         return self.host in LOOPBACK or self.host.startswith("127.")
 
     @property
-    def serves_namespace(self) -> NamespaceFilter:
-        return NamespaceFilter(self.namespace, self.namespace_prefix)
+    def serves(self) -> NamespaceFilter:
+        return NamespaceFilter(self.namespace, self.namespace_prefix, self.endpoint)
 
     @classmethod
     def from_env(
-        cls, environ: Mapping[str, str], *, request_template: RequestTemplate | None = None, **flags: Any
+        cls,
+        environ: Mapping[str, str],
+        *,
+        request_template: RequestTemplate | None = None,
+        endpoint: EndpointId | None = None,
+        **flags: Any,
     ) -> FrontendConfig:
         """`flags` by the names of the frontend's and the router's flags."""
         routing = given(flags, RoutingConfig)
@@ -83,7 +90,7 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
             values["metrics_prefix"] = clean_prefix(values["metrics_prefix"])
         keys_file = values.get("api_keys_file")
         filed_keys = tuple(read_keys(keys_file).values()) if keys_file else ()
-        return cls(**values, router=router, request_template=request_template, filed_keys=filed_keys)
+        return cls(**values, router=router, request_template=request_template, filed_keys=filed_keys, endpoint=endpoint)
 
 
 def _known(entry: KeyEntry, default: KeyLimits) -> KnownKey:
@@ -98,7 +105,7 @@ def nothing_served_hint(config: FrontendConfig, network: RuntimeConfig, failures
         return "\n".join(f"a worker of '{name}' has joined, but: {why}" for name, why in failures.items())
     if network.discovery.backend == "memory":
         return "no worker can join: discovery in memory ends at this process; use --discovery-backend file or etcd"
-    words = ["dynamo-run", f"in={SCHEME}{config.serves_namespace.own}.{DEFAULT_COMPONENT}.{DEFAULT_ENDPOINT}"]
+    words = ["dynamo-run", f"in={config.serves.own_endpoint()}"]
     if network.discovery.backend != "file":
         words.append(f"--discovery-backend {network.discovery.backend}")
     if network.plane != "tcp":

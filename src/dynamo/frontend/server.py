@@ -77,7 +77,7 @@ class Server:
             runtime,
             config.router,
             hub,
-            config.serves_namespace,
+            config.serves,
             metrics.stages.prompts,
             config.migration_limit,
             config.migration_max_seq_len,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from dynamo.protocols.card import (
 )
 from dynamo.protocols.engine import SamplingOptions
 from dynamo.protocols.errors import FileError, ModelError
+
+log = logging.getLogger(__name__)
 
 GGUF = "gguf"
 """The role of a GGUF file, whose metadata stand in for all other files."""
@@ -137,9 +140,10 @@ def load(card: ModelCard, files: Mapping[str, Path]) -> LoadedModel:
     """The model in the files of its card. Blocks while it reads."""
     if not card.files:
         raise ModelError(f"cannot open model {card.name}: its card names no files")
-    if GGUF in files:
-        return _load_gguf(files, card.context_length)
-    return _load_folder(files, card.context_length)
+    loaded = (_load_gguf if GGUF in files else _load_folder)(files, card.context_length)
+    if not loaded.eos_token_ids and ModelType(card.model_type) & (ModelType.Chat | ModelType.Completions):
+        log.warning("%s names no end-of-sequence token: its answers end at their limit", card.name)
+    return loaded
 
 
 def card_template(card: ModelCard) -> ChatTemplate | None:
@@ -187,7 +191,7 @@ def _beside(gguf: Path) -> dict[str, Path]:
 def _load_gguf(files: Mapping[str, Path], context_length: int | None) -> LoadedModel:
     gguf = read_gguf(files[GGUF])
     return LoadedModel(
-        tokenizer=Tokenizer(gguf_tokenizer.tokenizer_json(gguf)),
+        tokenizer=gguf_tokenizer.load_tokenizer(files[GGUF], gguf),
         template=_gguf_template(files, gguf),
         eos_token_ids=gguf_tokenizer.eos_token_ids(gguf),
         sampling=model_config.sampling_defaults(read_object(files.get("generation_config"))),

@@ -7,7 +7,6 @@ from typing import Any, TypeGuard
 
 from dynamo.model.tokenizer import Tokenizer
 from dynamo.protocols.engine import SamplingOptions
-from dynamo.protocols.errors import ModelError
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 # Transformers writes 1e30 where a tokenizer has no limit.
@@ -45,7 +44,10 @@ def eos_token_ids(
     special_tokens_map: Object,
     tokenizer: Tokenizer,
 ) -> list[int]:
-    """The ids that end an answer: those of the first file that names any, and the tokenizer's own."""
+    """The ids that end an answer: those of the first file that names any, and the tokenizer's own.
+
+    None for a model that only embeds.
+    """
     own = [
         id
         for source in (tokenizer_config, special_tokens_map)
@@ -54,11 +56,6 @@ def eos_token_ids(
     for source in (generation_config, config, _text_config(config)):
         if ids := _ids(source.get("eos_token_id")):
             return list(dict.fromkeys(ids + own))
-    if not own:
-        raise ModelError(
-            "the model names no end-of-sequence token: none of generation_config.json, config.json, "
-            "tokenizer_config.json and special_tokens_map.json has one"
-        )
     return own
 
 

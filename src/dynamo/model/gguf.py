@@ -28,6 +28,8 @@ _SCALARS = {
     12: struct.Struct("<d"),
 }
 _HEADER = struct.Struct("<4sIQQ")
+COUNT_OF_TENSORS = 8
+"""Where in the file their number stands."""
 _COUNT = struct.Struct("<Q")
 _KIND = struct.Struct("<I")
 _DEEPEST_ARRAY = 4

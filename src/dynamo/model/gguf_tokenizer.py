@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from dynamo.model.gguf import Gguf
+from dynamo.model.llama_cpp import LlamaVocabulary
+from dynamo.model.tokenizer import Tokenizer
 from dynamo.protocols.errors import ModelError
+
+log = logging.getLogger(__name__)
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _KEY = "tokenizer.ggml."
 # A piece is split at every position to find its merges: this bounds the time a hostile file can cost.
 _LONGEST_PIECE = 256
 
-_GPT2 = {"default", "gpt-2", "gpt2", "phi-2", "olmo"}
+_GPT2 = {"gpt-2", "gpt2", "phi-2", "olmo"}
 _LLAMA3 = {"llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3"}
 _QWEN2 = {"qwen2", "deepseek-r1-qwen", "stablelm2"}
 _SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r"}
+_KNOWN = _GPT2 | _LLAMA3 | _QWEN2 | _SINGLE_DIGITS
+_HINT = "give the model's Hugging Face folder with --model-config"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
+def load_tokenizer(path: Path, gguf: Gguf) -> Tokenizer:
+    """The tokenizer of the file with these metadata; blocks. Raises ModelError."""
+    kind, pre = gguf.metadata.get(_KEY + "model"), gguf.metadata.get(_KEY + "pre", "default")
+    if kind != "gpt2" or pre in _KNOWN:
+        return Tokenizer(tokenizer_json(gguf))
+    try:
+        vocabulary = LlamaVocabulary(path, gguf)
+    except ModelError as error:
+        raise ModelError(f"GGUF pre-tokenizer {pre!r} is known to llama.cpp alone, and {error}: {_HINT}") from error
+    log.info("encoding with llama.cpp: GGUF pre-tokenizer %r", pre)
+    return Tokenizer(tokenizer_json(gguf), vocabulary=vocabulary)
+
+
 def tokenizer_json(gguf: Gguf) -> str:
-    """The equivalent tokenizer.json."""
+    """The equivalent tokenizer.json, which only decodes where the file's pre-tokenizer is not among ours."""
     kind = gguf.metadata.get(_KEY + "model")
     try:
         match kind:
@@ -31,9 +53,9 @@ def tokenizer_json(gguf: Gguf) -> str:
             case "llama":
                 tokenizer = _sentencepiece(gguf)
             case None:
-                raise ModelError("the GGUF file has no tokenizer: give the model's Hugging Face folder for it")
+                raise ModelError(f"the GGUF file has no tokenizer: {_HINT}")
             case _:
-                raise ModelError(f"GGUF tokenizer {kind!r} is not known: give the model's Hugging Face folder for it")
+                raise ModelError(f"GGUF tokenizer {kind!r} is not known: {_HINT}")
         _add_special(tokenizer, gguf)
         return tokenizer.to_str()
     except ModelError:
@@ -48,11 +70,9 @@ def context_length(gguf: Gguf) -> int | None:
 
 
 def eos_token_ids(gguf: Gguf) -> list[int]:
+    """The ids that end an answer; none for a model that only embeds."""
     ids = [_id(gguf, name) for name in ("eos", "eot", "eom")]
-    found = list(dict.fromkeys(id for id in ids if id is not None))
-    if not found:
-        raise ModelError("the GGUF file names no end-of-sequence token")
-    return found
+    return list(dict.fromkeys(id for id in ids if id is not None))
 
 
 def special_tokens(gguf: Gguf) -> dict[str, str]:
@@ -71,7 +91,7 @@ def templates(gguf: Gguf) -> dict[str, str]:
     return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
-def _byte_level(gguf: Gguf) -> Tokenizer:
+def _byte_level(gguf: Gguf) -> tokenizers.Tokenizer:
     merges = _list(gguf, "merges", str)
     pre = gguf.metadata.get(_KEY + "pre", "default")
     pairs = []
@@ -80,7 +100,7 @@ def _byte_level(gguf: Gguf) -> Tokenizer:
         if not space:
             raise ModelError(f"the GGUF file has a merge that is not a pair: {merge!r}")
         pairs.append((left, right))
-    tokenizer = Tokenizer(models.BPE(vocab=_vocab(gguf), merges=pairs, ignore_merges=pre in _LLAMA3))
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=_vocab(gguf), merges=pairs, ignore_merges=pre in _LLAMA3))
     if pre in _QWEN2:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
@@ -99,17 +119,17 @@ def _pre_tokenizer(name: Any) -> pre_tokenizers.PreTokenizer:
     if name in _SINGLE_DIGITS:
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-    raise ModelError(f"GGUF pre-tokenizer {name!r} is not known: give the model's Hugging Face folder for it")
+    return whole
 
 
-def _sentencepiece(gguf: Gguf) -> Tokenizer:
+def _sentencepiece(gguf: Gguf) -> tokenizers.Tokenizer:
     tokens, vocab = _tokens(gguf), _vocab(gguf)
     scores = _list(gguf, "scores", float)
     kinds = _kinds(gguf)
     if len(scores) != len(tokens):
         raise ModelError(f"the GGUF file has {len(tokens)} tokens but {len(scores)} scores")
     unknown = _id(gguf, "unknown")
-    tokenizer = Tokenizer(
+    tokenizer = tokenizers.Tokenizer(
         models.BPE(
             vocab=vocab,
             merges=_merges(tokens, vocab, scores, kinds),
@@ -142,7 +162,7 @@ def _merges(tokens: list[str], vocab: dict[str, int], scores: list[float], kinds
     return [(tokens[left], tokens[right]) for _, left, right in ranked]
 
 
-def _add_special(tokenizer: Tokenizer, gguf: Gguf) -> None:
+def _add_special(tokenizer: tokenizers.Tokenizer, gguf: Gguf) -> None:
     tokens, kinds = _tokens(gguf), _kinds(gguf)
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL and token]
     defined = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _USER_DEFINED and token]

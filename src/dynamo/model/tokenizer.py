@@ -1,4 +1,7 @@
-"""Encodes text as token ids, with fastokens if it agrees with Hugging Face tokenizers, else with the latter."""
+"""Encodes text as token ids, with fastokens if it agrees with Hugging Face tokenizers, else with the latter.
+
+Where a GGUF file is cut in a way that only llama.cpp knows, llama.cpp encodes.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,14 @@ import tokenizers
 from dynamo.model.detokenize import ByteDecoder, ByteTables, Decoder, StreamDecoder, byte_pieces
 from dynamo.model.encoding_pool import EncodingPool
 from dynamo.model.files import read_text
+from dynamo.model.llama_cpp import LlamaVocabulary
 from dynamo.model.token_width import characters_per_token
 from dynamo.protocols.errors import ModelError
 
 log = logging.getLogger(__name__)
 
 # Texts with more characters are encoded in a thread: they would block the event loop longer than the hop costs.
+_LONG_FOR_LLAMA = 512
 _LONG_FOR_FASTOKENS = 64 * 1024
 _LONG_FOR_HF = 2 * 1024
 
@@ -45,8 +50,11 @@ _PROBES = (
 class Tokenizer:
     """One model's tokenizer. Truncation and padding settings of tokenizer.json are ignored: prompts are never cut."""
 
-    def __init__(self, json: str, padded_size: int = 0) -> None:
-        """`padded_size`: the size of the model's vocabulary, which may exceed that of its tokenizer."""
+    def __init__(self, json: str, padded_size: int = 0, vocabulary: LlamaVocabulary | None = None) -> None:
+        """`padded_size`: the size of the model's vocabulary, which may exceed that of its tokenizer.
+
+        `vocabulary` encodes in place of what `json` says; tokens and decoding are those of `json`.
+        """
         try:
             self._hf = tokenizers.Tokenizer.from_str(json)
         except Exception as error:  # the library raises nothing more specific
@@ -56,14 +64,18 @@ class Tokenizer:
         added = self._hf.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.vocab_size: int = self._hf.get_vocab_size(with_added_tokens=True)
-        self._fast = self._proven_fastokens(json)
+        self._vocabulary = vocabulary
+        self._fast = self._proven_fastokens(json) if vocabulary is None else None
         self._byte_names_agree = self._fast is not None and self._same(self._fast, _BYTE_NAMES_PROBE)
         tokens = {id: token for token, id in self._hf.get_vocab(with_added_tokens=False).items()}
         tokens |= {id: token.content for id, token in added.items()}
         self._tokens = tokens
-        self._id_limit = max(padded_size, self.vocab_size, max(tokens, default=-1) + 1)
+        self.id_limit = max(padded_size, self.vocab_size, max(tokens, default=-1) + 1)
         self._tables = self._proven_tables(json)
         self.characters_per_token = characters_per_token(json, set(tokens.values()))
+        self._long = _LONG_FOR_HF if self._fast is None else _LONG_FOR_FASTOKENS
+        if vocabulary is not None:
+            self._long = _LONG_FOR_LLAMA
         self._pool = EncodingPool()
 
     @classmethod
@@ -75,6 +87,8 @@ class Tokenizer:
 
     @property
     def backend(self) -> str:
+        if self._vocabulary is not None:
+            return "llama.cpp"
         return "tokenizers" if self._fast is None else "fastokens"
 
     @property
@@ -102,7 +116,7 @@ class Tokenizer:
 
     async def encode_async(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """As `encode`, but long text is encoded in a thread, where the libraries release the GIL."""
-        if len(text) <= (_LONG_FOR_HF if self._fast is None else _LONG_FOR_FASTOKENS):
+        if len(text) <= self._long:
             return self.encode(text, add_special_tokens)
         return await self._pool.run(lambda: self.encode(text, add_special_tokens))
 
@@ -131,7 +145,7 @@ class Tokenizer:
     def decoder(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Decoder:
         if self._tables is not None:
             return ByteDecoder(self._tables[skip_special_tokens])
-        return StreamDecoder(self._hf, prompt_ids, skip_special_tokens, self.special_ids, self._id_limit)
+        return StreamDecoder(self._hf, prompt_ids, skip_special_tokens, self.special_ids, self.id_limit)
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes a token adds in the middle of a text; empty for an id outside the vocabulary."""
@@ -146,6 +160,8 @@ class Tokenizer:
         return self._hf.token_to_id(token)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self._vocabulary is not None:
+            return self._vocabulary.encode(text, add_special_tokens)
         if self._fast is not None and (self._byte_names_agree or _BYTE_NAME not in text):
             ids: list[int] = self._fast.encode(text, add_special_tokens).ids
             return ids
@@ -177,7 +193,7 @@ class Tokenizer:
     def _proven_tables(self, json: str) -> dict[bool, ByteTables] | None:
         if not _is_byte_level(json):
             return None
-        whole = ByteTables.build(byte_pieces(self._tokens), self._id_limit)
+        whole = ByteTables.build(byte_pieces(self._tokens), self.id_limit)
         if self._hf.decode(list(whole.pieces), skip_special_tokens=False) != _joined(whole):
             return None
         return {False: whole, True: whole.without(self.special_ids)}

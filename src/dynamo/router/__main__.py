@@ -21,6 +21,7 @@ from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
 from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser
+from dynamo.settings.foreign import ROUTER_FLAGS, accept, log_accepted
 from dynamo.settings.network import NetworkSettings
 
 OPEN_FILES = 65536
@@ -48,7 +49,9 @@ class StandaloneRouterConfig(RoutingConfig, frozen=True, kw_only=True):
 
 
 def parser() -> argparse.ArgumentParser:
-    return FlagParser("python -m dynamo.router", __doc__, StandaloneSettings, NetworkSettings, StandaloneRouterConfig)
+    flags = FlagParser("python -m dynamo.router", __doc__, StandaloneSettings, NetworkSettings, StandaloneRouterConfig)
+    accept(flags, ROUTER_FLAGS)
+    return flags
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -63,6 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, StartError) as error:
         raise fail(str(error), code=2, error=error) from None
     raise_limit(OPEN_FILES)
+    log_accepted(flags, ROUTER_FLAGS)
     uvloop.run(serve(endpoint, config, asked.block_size, network))
 
 

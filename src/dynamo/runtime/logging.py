@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from dynamo.settings import Setting, Settings
+from dynamo.settings import Setting, Settings, nearest
 
 TRACE = 5
 LEVELS = {
@@ -24,6 +25,9 @@ LEVELS = {
     "debug": logging.DEBUG,
     "trace": TRACE,
 }
+_NUMBERS = {str(number): LEVELS[name] for number, name in enumerate(("off", "error", "warn", "info", "debug", "trace"))}
+_SPAN = re.compile(r"\[[^\]]*\]")
+_TARGET = re.compile(r"\w[\w:.-]*")
 _NAMES = {logging.CRITICAL: "ERROR", logging.WARNING: "WARN", TRACE: "TRACE"}
 _NOISY = ("asyncio", "aiohttp", "huggingface_hub", "httpx", "httpx2", "urllib3", "nats", "filelock")
 
@@ -69,17 +73,21 @@ def quiet(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def parse_filter(text: str) -> tuple[int, dict[str, int]]:
-    """`info,dynamo.router=debug`: a level for all and levels for some. `::` and `.` both separate names."""
+    """`info,dynamo.router=debug`: a level for all and levels for some. `::` and `.` both separate names.
+
+    A level may be a number, 0 (off) to 5 (trace). A name alone has all its lines logged. Spans are not told apart.
+    """
     level, filters = logging.INFO, {}
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
+    for part in filter(None, (piece.strip() for piece in _SPAN.sub("", text).split(","))):
         target, equals, name = part.rpartition("=")
-        known = LEVELS.get(name.strip().lower())
-        if known is None:
-            raise ValueError(f"DYN_LOG: '{name}' is not a level; use {', '.join(LEVELS)}")
-        if equals:
-            filters[target.strip().replace("::", ".")] = known
-        else:
+        known = LEVELS.get(name.strip().lower(), _NUMBERS.get(name.strip()))
+        if not equals and known is not None:
             level = known
+            continue
+        is_target = bool(target.strip()) and not name.strip() if equals else bool(_TARGET.fullmatch(name))
+        if known is None and (not is_target or nearest(name, LEVELS)):
+            raise ValueError(f"DYN_LOG: '{name}' is not a level{nearest(name, LEVELS)}; use {', '.join(LEVELS)}")
+        filters[(target if equals else name).strip().replace("::", ".")] = TRACE if known is None else known
     return level, filters
 
 

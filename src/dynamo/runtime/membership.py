@@ -36,7 +36,7 @@ class Membership:
 
     `on_change(before, after)` is called with every member that joins, changes or leaves. One that joins has neither
     record before, one that leaves has neither after. The same record put again is no change; a malformed one is logged
-    and counts as absent. `path` restricts it to the endpoint of that path, `serves_namespace` to some namespaces.
+    and counts as absent. `path` restricts it to the endpoint of that path, `serves` to some paths.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Membership:
         *,
         path: str = "",
         cards: bool = False,
-        serves_namespace: Callable[[str], bool] = lambda namespace: True,
+        serves: Callable[[str], bool] = lambda path: True,
     ) -> None:
         self._discovery = discovery
         self._on_change = on_change
         self._path = f"{path}/" if path else ""
         self._prefixes = (CARDS, INSTANCES) if cards else (INSTANCES,)
-        self._serves_namespace = serves_namespace
+        self._serves = serves
         self._members: dict[str, Member] = {}
         self._watches: list[asyncio.Task[None]] = []
 
@@ -102,7 +102,7 @@ class Membership:
                 synced.set_exception(DiscoveryError("discovery was closed before its records were read"))
 
     def _apply(self, prefix: str, key: str, value: bytes | None) -> None:
-        if not self._serves_namespace(key.removeprefix(prefix).partition("/")[0]):
+        if not self._serves(key.removeprefix(prefix).rpartition("/")[0]):
             return
         try:
             member = Member(*split_key(key))

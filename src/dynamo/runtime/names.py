@@ -25,12 +25,20 @@ _VALID = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class NamespaceFilter(Struct, frozen=True):
-    """The workers a frontend serves. A prefix beats an exact name; the default namespace, like none, stands for all."""
+    """The workers a frontend serves. A prefix beats an exact name; the default namespace, like none, stands for all.
+
+    `endpoint` is the only path that is served, if any.
+    """
 
     exact: str | None = None
     prefix: str | None = None
+    endpoint: EndpointId | None = None
 
-    def __call__(self, namespace: str) -> bool:
+    def __call__(self, path: str) -> bool:
+        """Whether the workers at `namespace/component/endpoint` are served."""
+        if self.endpoint is not None:
+            return path == self.endpoint.path
+        namespace = path.partition("/")[0]
         if self.prefix:
             return namespace.startswith(self.prefix)
         return self.exact in (None, "", DEFAULT_NAMESPACE, namespace)
@@ -42,7 +50,7 @@ class NamespaceFilter(Struct, frozen=True):
 
     def own_endpoint(self) -> EndpointId:
         """Where a worker in the frontend's own process serves."""
-        return EndpointId(self.own)
+        return self.endpoint or EndpointId(self.own)
 
 
 class EndpointId(Struct, frozen=True):

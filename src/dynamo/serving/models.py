@@ -42,7 +42,7 @@ class Models:
         runtime: DistributedRuntime,
         router: RoutingConfig,
         hub: HubConfig,
-        serves_namespace: Callable[[str], bool] = lambda namespace: True,
+        serves: Callable[[str], bool] = lambda path: True,
         times: PromptTimes | None = None,
         migration_limit: int | None = None,
         migration_max_seq_len: int | None = None,
@@ -74,9 +74,7 @@ class Models:
         self._expected: set[str] = set()
         """Models that this process is about to register."""
         self._workers_known = False
-        self._members = Membership(
-            runtime.discovery, self._member_changed, cards=True, serves_namespace=serves_namespace
-        )
+        self._members = Membership(runtime.discovery, self._member_changed, cards=True, serves=serves)
         self._closing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 

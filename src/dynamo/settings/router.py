@@ -71,7 +71,7 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
         "worth of a block on disk, 0..1 of one on the GPU, where a worker has not measured it")] = 0.25
     use_kv_events: Annotated[bool, Setting(
         "--use-kv-events", ("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
-        "follow workers' caches by events; false: estimate", aliases=("--router-kv-events",))] = True
+        "follow workers' caches by events; false: estimate", aliases=("--router-kv-events", "--kv-events"))] = True
     ttl: Annotated[float, Meta(gt=0, lt=1e9), Setting(
         "--router-ttl-secs", "DYN_ROUTER_TTL_SECS", "without events: how long a prompt is assumed to stay cached",
         "SECONDS")] = 120.0

@@ -70,9 +70,9 @@ class EngineSettings(WorkerSettings, frozen=True, kw_only=True):
         "--num-nodes", help="nodes that run one engine", group="engine")] = 1
     node_rank: Annotated[int, Meta(ge=0, le=2**31 - 1), Setting(
         "--node-rank", help="rank of this node; 0 is the leader", group="engine")] = 0
-    leader_addr: Annotated[str | None, Setting(
+    leader_addr: Annotated[str, Setting(
         "--leader-addr", help="address of the leader", metavar="HOST:PORT", group="engine",
-        aliases=("--dist-init-addr",))] = None
+        aliases=("--dist-init-addr",))] = "127.0.0.1:9876"
 
 
 class StepTraceSettings(Settings, frozen=True, kw_only=True):

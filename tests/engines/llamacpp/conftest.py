@@ -22,8 +22,8 @@ async def starting() -> AsyncIterator[Starting]:
 
     async def start(**more: Any) -> LlamaCppEngine:
         spec = {name: more.pop(name) for name in list(more) if name in EngineSpec.__struct_fields__}
-        local = LocalModel(source="tiny", path=bundled())
-        engine = LlamaCppEngine(EngineSpec(model=local, extra_engine_args={"n_threads": 1, **more}, **spec))
+        spec.setdefault("model", LocalModel(source="tiny", path=bundled()))
+        engine = LlamaCppEngine(EngineSpec(extra_engine_args={"n_threads": 1, **more}, **spec))
         engines.append(engine)
         await engine.start()
         return engine

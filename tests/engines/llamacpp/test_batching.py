@@ -78,7 +78,7 @@ async def test_32_mixed_requests_get_what_each_gets_alone(starting: Starting, pr
     assert [sink.ids for sink in sinks] == expected
     await until(engine.quiet)
     assert known == engine.blocks.hashes()
-    engine.blocks.check()
+    await engine._running().call(engine.blocks.check)
 
 
 async def test_a_request_may_join_at_any_step(starting: Starting) -> None:
@@ -180,7 +180,7 @@ async def test_an_abort_in_a_long_prefill_leaves_the_others_as_they_are(starting
     await beside.done
     assert beside.ids == expected
     await until(engine.quiet)
-    engine.blocks.check()
+    await engine._running().call(engine.blocks.check)
 
 
 async def test_aborts_at_random_lose_nothing(engine: LlamaCppEngine) -> None:
@@ -205,7 +205,7 @@ async def test_aborts_at_random_lose_nothing(engine: LlamaCppEngine) -> None:
     await until(engine.quiet)
     assert engine.blocks.in_use == 0
     assert known == engine.blocks.hashes()
-    engine.blocks.check()
+    await engine._running().call(engine.blocks.check)
 
 
 async def test_an_abort_of_a_waiting_request_ends_no_step(starting: Starting) -> None:

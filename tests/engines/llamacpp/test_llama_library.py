@@ -9,6 +9,7 @@ import pytest
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.llamacpp import library
+from dynamo.model import llama_cpp
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +18,7 @@ def _forget() -> None:
 
 
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(llama_cpp, "PACKAGE", "no_such_package")
     with pytest.raises(EngineError, match="pip install"):
         library.library()
 

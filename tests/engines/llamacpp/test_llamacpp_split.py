@@ -52,7 +52,7 @@ async def test_split_answers_are_token_for_token_those_of_one_engine(starting: S
         await until(lambda: engines["prefill"].held_blocks() == 0)
         for engine in engines.values():
             await until(lambda engine=engine: engine.quiet() and engine.blocks.in_use == 0)
-            engine.blocks.check()
+            await engine._running().call(engine.blocks.check)
 
 
 async def test_clients_that_leave_at_any_moment_of_a_hand_off_leave_nothing_behind(starting: Starting) -> None:
@@ -83,7 +83,7 @@ async def test_clients_that_leave_at_any_moment_of_a_hand_off_leave_nothing_behi
             await asyncio.gather(*(leaves() for _ in range(8)))
         for engine in engines.values():
             await until(lambda engine=engine: engine.quiet() and engine.held_blocks() == engine.blocks.in_use == 0)
-            engine.blocks.check()
+            await engine._running().call(engine.blocks.check)
         sink, _ = await side.ask(distinct())
         assert len(sink.ids) == 4
         print(f"\n{CANCELS} left; {dict(side.reasons)}")
@@ -144,4 +144,4 @@ async def test_held_prompts_give_way_to_requests_that_find_no_room(starting: Sta
     assert sink.error is None
     assert engine.held_blocks() == 0
     await engine.release_prefix(held)
-    engine.blocks.check()
+    await engine._running().call(engine.blocks.check)

@@ -88,7 +88,7 @@ async def test_an_evicted_prefix_comes_back_from_memory(starting: Starting) -> N
     assert len(held[Tier.Host]) == 2 * HELD // 16
     assert figures(engine, Tier.Host).restored_tokens > 0
     assert figures(engine, Tier.Host).saved_seconds > figures(engine, Tier.Host).restore_seconds
-    engine.blocks.check()
+    await engine._running().call(engine.blocks.check)
 
 
 async def test_a_prefix_comes_back_from_disk_after_a_restart(starting: Starting, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_a_prefix_comes_back_from_disk_after_a_restart(starting: Starting,
     metrics = generate_latest(later.metrics_registry()).decode()
     assert f'dynamo_kv_tier_restored_tokens_total{{tier="disk"}} {HELD}.0' in metrics
     assert f"kvbm_matched_tokens_total {HELD}.0" in metrics
-    later.blocks.check()
+    await later._running().call(later.blocks.check)
 
 
 async def test_a_damaged_file_is_computed_again(starting: Starting, tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ class RelayedStream:
         except DynamoException as error:
             self.fail(error)
             return
+        if any("message" in part for part in chunk["choices"]):
+            chunk = _as_chunk(chunk)
         for part in chunk["choices"]:
             index = part.get("index") or 0
             if part.get("finish_reason") is None:
@@ -59,3 +61,17 @@ class RelayedStream:
         if self.error is None:
             self.error = error
             self.events.fail(error_events(error, self._request_id) if self.events.has_begun else b"")
+
+
+def _as_chunk(answer: dict[str, Any]) -> dict[str, Any]:
+    """A whole `chat.completion` as the only chunk of a stream."""
+    parts = []
+    for part in answer["choices"]:
+        said = part.get("message")
+        if isinstance(said, dict):
+            calls = said.get("tool_calls")
+            if isinstance(calls, list):
+                said = {**said, "tool_calls": [{"index": at, **call} for at, call in enumerate(calls)]}
+            part = {**{name: value for name, value in part.items() if name != "message"}, "delta": said}
+        parts.append(part)
+    return {**answer, "object": "chat.completion.chunk", "choices": parts}

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from dynamo.cli.run.grammar import Command
-from dynamo.cli.run.local import start_and_serve
+from dynamo.cli.run.local import served_endpoint, start_and_serve
 from dynamo.engines.registry import engine_entry
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError
@@ -34,12 +34,12 @@ async def serve_models(
 ) -> AsyncIterator[tuple[Models, ServedModel]]:
     """Serve all models while the block runs; yields them and the one to ask."""
     router, http = command.read(RoutingConfig, environ), command.read(FrontendSettings, environ)
-    serves_namespace = NamespaceFilter(http.namespace, http.namespace_prefix)
+    serves = NamespaceFilter(http.namespace, http.namespace_prefix, served_endpoint(command, environ))
     models = Models(
         runtime,
         router,
         HubConfig.from_env(environ),
-        serves_namespace,
+        serves,
         None,
         http.migration_limit,
         http.migration_max_seq_len,
@@ -47,7 +47,7 @@ async def serve_models(
     async with AsyncExitStack() as stack:
         name = command.model_name
         if command.output.engine:
-            place, kv_events = serves_namespace.own_endpoint(), router.mode == "kv"
+            place, kv_events = serves.own_endpoint(), router.mode == "kv"
             served = start_and_serve(runtime, command, environ, place, kv_events=kv_events)
             name = (await stack.enter_async_context(served)).name
         try:

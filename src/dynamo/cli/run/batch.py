@@ -45,6 +45,12 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
 
 def _prompts_file(command: Command) -> Path:
     file = Path(command.input.target).expanduser()
+    if file.is_dir():
+        found = sorted(path for path in file.glob("*.jsonl") if path.name != OUTPUT)
+        if len(found) != 1:
+            there = ", ".join(path.name for path in found) or "none"
+            raise RunError(f"a folder should hold one file of prompts as JSON lines, and {file} has: {there}; name one")
+        return found[0]
     if not file.is_file():
         raise RunError(f'missing or not a file: {file}; it should hold JSON lines such as {{"text": "…"}}')
     return file

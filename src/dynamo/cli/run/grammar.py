@@ -37,6 +37,8 @@ class Output(Struct, frozen=True):
 
     engine: str | None
     file: str | None = None
+    path: str = ""
+    """The only endpoint whose workers answer; empty for all of them."""
     by_default: bool = False
     """Without `out=`: `dynamo.cli.run.launch` chooses the engine once the model's files may be looked at."""
 
@@ -50,7 +52,6 @@ class Command(RunSettings, frozen=True, kw_only=True):
     output: Output
     arguments: list[str] = field(default_factory=list)
     verbosity: int = 0
-    notes: list[str] = field(default_factory=list)
     show: Literal["help", "version", "completion"] | None = None
     shell: str = ""
     flags: dict[str, Any] = field(default_factory=dict)
@@ -66,7 +67,7 @@ def parse(words: Sequence[str], *, terminal: bool = True) -> Command:
     words, arguments = _split(words)
     values: dict[str, Any] = {"arguments": arguments}
     given: dict[str, Any] = {}
-    verbosity, notes, models = 0, [], []
+    verbosity, models = 0, []
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -96,8 +97,6 @@ def parse(words: Sequence[str], *, terminal: bool = True) -> Command:
         elif name == "out" and equals:
             _once(values, "output", "out=")
             values["output"] = _output(value)
-            if value.startswith("dyn://"):
-                notes.append("note: out=dyn://… is the old way to say out=dyn; the path is not needed")
         elif equals and name.isalpha():
             raise UsageError(f"'{word}' must start with in= or out={nearest(name + '=', ('in=', 'out='))}")
         elif not word:
@@ -110,7 +109,7 @@ def parse(words: Sequence[str], *, terminal: bool = True) -> Command:
     values.setdefault("output", Output(DEFAULT_ENGINE, by_default=True))
     own = read(RunSettings, {}, settings.given(given, RunSettings))
     own["model_path"] = _model(models, own.get("model_path"))
-    command = Command(**own, **values, verbosity=verbosity, notes=notes, flags=given)
+    command = Command(**own, **values, verbosity=verbosity, flags=given)
     if command.show is None:
         _check(command)
     return command
@@ -183,7 +182,7 @@ def _input(value: str) -> Input:
 
 def _output(value: str) -> Output:
     if value in flags.REMOTE or value.startswith("dyn://"):
-        return Output(None)
+        return Output(None, path=value.partition("://")[2])
     kind, _, file = value.partition(":")
     if kind in flags.FILE_ENGINES:
         if not file:
@@ -245,8 +244,8 @@ def _check(command: Command) -> None:
         raise UsageError("--tls-cert-path and --tls-key-path need each other")
     if command.node_rank >= command.num_nodes:
         raise UsageError(f"--node-rank must be less than --num-nodes ({command.num_nodes}), not {command.node_rank}")
-    if command.num_nodes > 1 and not command.leader_addr:
-        raise UsageError("--num-nodes above 1 needs --leader-addr HOST:PORT")
+    if "leader_addr" in command.flags and command.num_nodes == 1:
+        raise UsageError("--leader-addr changes nothing on one node: give --num-nodes too, or leave it out")
     if kind == "none" and not command.node_rank:
         raise UsageError("in=none is for the followers of an engine on several nodes: give --num-nodes and --node-rank")
     if kind != "none" and command.node_rank:

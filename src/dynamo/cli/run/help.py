@@ -45,8 +45,8 @@ def help_text() -> str:
 
 
 def _about(option: Option) -> str:
-    """The flag's help text, its choices if they are few, and its default."""
+    """The flag's help text with its choices, or the choices alone if they are many, and its default."""
     text = option.setting.help
-    if option.choices and len(option.choices) < 4:
-        text += f": {one_of(option.choices)}"
+    if option.choices:
+        text = f"{text}: {one_of(option.choices)}" if len(option.choices) < 4 else "|".join(option.choices)
     return f"{text} ({option.shown_default})" if option.shown_default else text

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from dynamo.cli.run.answering import request_template
 from dynamo.cli.run.grammar import Command
-from dynamo.cli.run.local import served_name, start_and_serve
+from dynamo.cli.run.local import served_endpoint, served_name, start_and_serve
 from dynamo.frontend.config import FrontendConfig, nothing_served_hint
 from dynamo.frontend.measure.request_trace import request_trace_from_env
 from dynamo.frontend.measure.tracing import tracing_from_env
@@ -25,6 +25,7 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
     config = FrontendConfig.from_env(
         environ,
         request_template=request_template(command.request_template),
+        endpoint=served_endpoint(command, environ),
         **given(command.flags, FrontendSettings, RouterSettings),
     )
     trace = request_trace_from_env(environ)
@@ -45,7 +46,7 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
                 print(hint, file=sys.stderr, flush=True)
             await server.serve()
         else:
-            place, kv_events = config.serves_namespace.own_endpoint(), config.router.mode == "kv"
+            place, kv_events = config.serves.own_endpoint(), config.router.mode == "kv"
             async with start_and_serve(runtime, command, environ, place, kv_events=kv_events) as card:
                 if await unless_shut_down(runtime, server.models.wait_for(card.name)):
                     _greet(server, config, card.name)

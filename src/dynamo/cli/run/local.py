@@ -67,12 +67,22 @@ async def run_worker(runtime: DistributedRuntime, command: Command, environ: Map
 
 
 def worker_endpoint(command: Command, environ: Mapping[str, str]) -> EndpointId:
-    """Where the worker serves: a namespace that `in=` leaves out is that of --namespace, else of DYN_NAMESPACE."""
+    """Where the worker serves."""
+    return _endpoint("in", command.input.target, command, environ)
+
+
+def served_endpoint(command: Command, environ: Mapping[str, str]) -> EndpointId | None:
+    """The only endpoint whose workers answer, that of out=dyn://PATH; None for all."""
+    return _endpoint("out", command.output.path, command, environ) if command.output.path else None
+
+
+def _endpoint(side: str, path: str, command: Command, environ: Mapping[str, str]) -> EndpointId:
+    """A namespace that `path` leaves out is that of --namespace, else of DYN_NAMESPACE."""
     settings = command.read(FrontendSettings, environ)
-    endpoint_id = EndpointId.parse(command.input.target, settings.namespace or DEFAULT_NAMESPACE)
+    endpoint_id = EndpointId.parse(path, settings.namespace or DEFAULT_NAMESPACE)
     asked = command.flags.get("namespace")
     if asked is not None and endpoint_id.namespace != asked:
-        raise UsageError(f"the namespace is given twice: in={endpoint_id} and --namespace {asked}")
+        raise UsageError(f"the namespace is given twice: {side}={endpoint_id} and --namespace {asked}")
     return endpoint_id
 
 

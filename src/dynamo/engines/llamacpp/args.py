@@ -38,6 +38,9 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         "--max-num-seqs", help="requests running at once")] = 32
     cached_seqs: Annotated[int, Meta(ge=2, le=200), Setting(
         "--cached-seqs", help="finished sequences that are kept for their prefixes, at most")] = 32
+    exact: Annotated[bool, Setting(
+        "--exact", help="answers that depend on nothing but their request: one at a time, without cached prefixes",
+        )] = False
     cache_type: Annotated[Literal["f32", "f16", "bf16", "q8_0", "q4_0"], Setting(
         "--cache-type", help="data type of the KV cache")] = "f16"
     kv_offload_gb: Annotated[float, Meta(ge=0, le=1e6), Setting(
@@ -89,6 +92,8 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
             raise EngineError(f"llamacpp arguments: {error}") from None
         if args.kv_offload_disk_gb and not args.kv_offload_dir:
             raise EngineError("llamacpp: --kv-offload-disk-gb needs a folder: --kv-offload-dir FOLDER")
+        if args.exact and (args.scratch or args.disaggregation_mode != "agg"):
+            raise EngineError("llamacpp: --exact computes each prompt anew: it goes with no tiers and no other worker")
         if args.sequences > 256:
             raise EngineError(f"llamacpp: max_num_seqs and cached_seqs must be at most {256 - args.scratch} together")
         if args.sequences > args.n_batch:

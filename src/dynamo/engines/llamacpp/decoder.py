@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynamo.engines.base import EngineError
-from dynamo.engines.llamacpp.library import LOG, LlamaBatch, context_params, library, model_params, version
+from dynamo.engines.llamacpp.library import (
+    LOG,
+    LlamaBatch,
+    context_params,
+    library,
+    model_params,
+    version,
+    without_vocabulary,
+)
 
 DECODED, NO_ROOM, ABORTED = 0, 1, 2
 """What `decode` returns; anything else is a failure."""
@@ -26,14 +34,29 @@ Logits = NDArray[np.float32]
 
 class LlamaDecoder:
     def __init__(
-        self, path: Path, *, cells: int, batch: int, sequences: int, threads: int, gpu_layers: int, cache_type: str
+        self,
+        path: Path,
+        *,
+        cells: int,
+        batch: int,
+        sequences: int,
+        threads: int,
+        gpu_layers: int,
+        cache_type: str,
+        vocabulary: tuple[str, int] | None = None,
     ) -> None:
-        """Load the model; `cells` 0 is as many as the model's context is long."""
+        """Load the model; `cells` 0 is as many as the model's context is long.
+
+        `vocabulary`: architecture and number of tokens of a file without a tokenizer.
+        """
         self._context: Any = None
         self._model: Any = None
         self._memory: Any = None
         self._library: Any = library()
-        self._model = self._library.llama_model_load_from_file(str(path).encode(), model_params(gpu_layers))
+        params = model_params(gpu_layers)
+        overrides = without_vocabulary(params, *vocabulary) if vocabulary is not None else None
+        self._model = self._library.llama_model_load_from_file(str(path).encode(), params)
+        del overrides
         if not self._model:
             raise EngineError(f"llama.cpp cannot load {path}: {LOG.last_error or 'it gives no reason'}")
         try:
@@ -60,7 +83,9 @@ class LlamaDecoder:
     def description(self) -> str:
         text = ctypes.create_string_buffer(256)
         self._library.llama_model_desc(self._model, text, len(text))
-        return f"{text.value.decode(errors='replace')}, {self._library.llama_model_size(self._model)} bytes"
+        # Of a model of an unusual size llama.cpp says "?B".
+        named = text.value.decode(errors="replace").replace(" ?B", "")
+        return f"{named}, {self._library.llama_model_size(self._model)} bytes"
 
     def decode(self, count: int) -> int:
         """Compute the first `count` entries of the batch."""

@@ -36,6 +36,7 @@ from dynamo.engines.llamacpp.tier_setup import open_tiers, weights_digest
 from dynamo.engines.registry import EngineSpec
 from dynamo.kv.block_names import BlockNames
 from dynamo.model import HubConfig, LoadedModel, ModelError, build_card, open_card
+from dynamo.model.gguf import read_gguf
 from dynamo.protocols.card import ModelInput, ModelType, WorkerType
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException, EngineDied, EngineShutdown, InvalidArgument, from_exception
@@ -97,12 +98,17 @@ class LlamaCppEngine:
             decoder.cells,
             self._args.max_num_seqs + self._args.cached_seqs,
             self._block_size,
-            caching=decoder.rewinds,
+            caching=decoder.rewinds and not self._args.exact,
         )
         self.tiers = await asyncio.to_thread(open_tiers, self._args, self._file, decoder, self.blocks)
         self.names = BlockNames(self._block_size, self.tiers.store.secret if self.tiers is not None else None)
         self.scheduler = LlamaScheduler(
-            decoder, self.blocks, max_num_seqs=self._args.max_num_seqs, n_batch=decoder.n_batch, tiers=self.tiers
+            decoder,
+            self.blocks,
+            max_num_seqs=self._args.max_num_seqs,
+            n_batch=decoder.n_batch,
+            tiers=self.tiers,
+            exact=self._args.exact,
         )
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-grammar")
         self._thread = EngineThread(self.scheduler, decoder, self._deliver, self._died)
@@ -119,7 +125,7 @@ class LlamaCppEngine:
             context_length=self.context_length,
             kv_cache_block_size=self._block_size,
             total_kv_blocks=decoder.cells // self._block_size,
-            max_num_seqs=self._args.max_num_seqs,
+            max_num_seqs=1 if self._args.exact else self._args.max_num_seqs,
             max_num_batched_tokens=decoder.n_batch,
             worker_type=self._args.worker_type,
             guided_decoding=find_spec("llguidance") is not None,
@@ -245,6 +251,7 @@ class LlamaCppEngine:
             threads=args.threads(self._file),
             gpu_layers=args.n_gpu_layers,
             cache_type=args.cache_type,
+            vocabulary=self._vocabulary_from_elsewhere(described),
         )
         if args.disaggregation_mode != "agg" and not decoder.rewinds:
             decoder.close()
@@ -257,6 +264,16 @@ class LlamaCppEngine:
         self._vocab_size = decoder.vocab_size
         self._guides = Guides("llamacpp", described.tokenizer, decoder.vocab_size, described.eos_token_ids)
         return decoder
+
+    def _vocabulary_from_elsewhere(self, described: LoadedModel) -> tuple[str, int] | None:
+        """Architecture and number of tokens where the file lacks a tokenizer and --model-config gives it."""
+        if self._spec.model_config is None:
+            return None
+        metadata = read_gguf(self._file).metadata
+        if "tokenizer.ggml.model" in metadata:
+            return None
+        architecture = str(metadata.get("general.architecture"))
+        return architecture, int(metadata.get(f"{architecture}.vocab_size", described.tokenizer.id_limit))
 
     def _describe(self) -> LoadedModel:
         """Tokenizer and end tokens, from the model's own files or those given with --model-config."""

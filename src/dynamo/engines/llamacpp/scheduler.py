@@ -48,7 +48,9 @@ class LlamaScheduler:
         max_num_seqs: int,
         n_batch: int,
         tiers: PrefixTiers | None = None,
+        exact: bool = False,
     ) -> None:
+        """`exact`: every step computes what it would for the same request alone and from its beginning."""
         self.blocks = blocks
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
@@ -60,9 +62,10 @@ class LlamaScheduler:
         self._crowded = False
         """llama.cpp had no room for the last step: the next one admits no request."""
         self._decoder = decoder
-        self._max_num_seqs = max_num_seqs
+        self._max_num_seqs = 1 if exact else max_num_seqs
+        self._exact = exact
         self._n_batch = n_batch
-        self._caching = decoder.rewinds
+        self._caching = decoder.rewinds and not exact
         self.tiers = tiers
         self.on_step: StepListener | None = None
         self._decoded = False
@@ -179,7 +182,7 @@ class LlamaScheduler:
                     continue
                 left = len(job.tokens) - job.computed
                 if (left > 1) is prefilling and budget:
-                    chunks.append(Chunk(job, min(left, budget)))
+                    chunks.append(Chunk(job, self._count(job, budget)))
                     budget -= chunks[-1].count
         preempted = self.preemptions
         while not self.blocks.reserve(self._n_batch - budget):
@@ -223,10 +226,18 @@ class LlamaScheduler:
                 if self._restores_more(job, chunks):
                     promised += known - job.computed
                     continue
-            chunks.append(Chunk(job, min(known - job.computed, budget)))
+            chunks.append(Chunk(job, self._count(job, budget)))
             budget -= chunks[-1].count
             promised += known - job.computed
             coming.update(job.hashes[job.computed // size :])
+
+    def _count(self, job: Job, budget: int) -> int:
+        """How many tokens the next step computes of it: all, or as many as the worker did that began the answer."""
+        left = len(job.tokens) - job.computed
+        if not self._exact or left == 1:
+            return min(left, budget)
+        begun = job.prompt_tokens - len(job.resumed) - job.computed
+        return min(begun, budget) if begun > 0 else 1
 
     def _restores_more(self, job: Job, chunks: list[Chunk]) -> bool:
         """Restore what follows from the tiers; True if more is to be restored in the next step.

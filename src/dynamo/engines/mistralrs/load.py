@@ -17,7 +17,7 @@ from dynamo.engines.catalog import MISTRALRS
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
 from dynamo.engines.registry import EngineSpec, reject_parallel
 from dynamo.model import HubConfig, LoadedModel, LocalModel, ModelError, build_card, open_card
-from dynamo.model.gguf import is_quantised
+from dynamo.model.gguf import is_quantised, read_gguf
 from dynamo.protocols.card import ModelType
 
 log = logging.getLogger(__name__)
@@ -148,6 +148,11 @@ def _which(library: Any, local: LocalModel, args: MistralRsArgs, vocabulary: Voc
     if local.is_gguf:
         if args.arch is not None:
             raise EngineError("mistralrs arguments: 'arch' is for folders; a GGUF file names its own")
+        if "tokenizer.ggml.model" not in read_gguf(local.path).metadata:
+            raise EngineError(
+                f"mistralrs loads only GGUF files with a tokenizer, which {local.path} lacks; "
+                "out=llamacpp takes it from --model-config alone"
+            )
         (folder / "tokenizer.json").write_bytes(vocabulary.tokenizer_json())
         return library.Which.GGUF(
             quantized_model_id=str(local.path.parent),
@@ -186,6 +191,7 @@ def _shadow(folder: Path, shadow: Path, vocabulary: Vocabulary) -> None:
     if not isinstance(config, dict):
         raise EngineError(f"mistralrs cannot read {folder / 'config.json'}: it holds no object")
     config = {key: value for key, value in config.items() if key not in ("bos_token_id", "eos_token_id")}
+    _add_former_names(config)
     names: dict[str, str] = {}
     if vocabulary.end is not None:
         config["eos_token_id"] = vocabulary.end
@@ -193,3 +199,24 @@ def _shadow(folder: Path, shadow: Path, vocabulary: Vocabulary) -> None:
     (shadow / "config.json").write_bytes(msgspec.json.encode(config))
     (shadow / "tokenizer_config.json").write_bytes(msgspec.json.encode(names))
     (shadow / "tokenizer.json").write_bytes(vocabulary.tokenizer_json())
+
+
+def _add_former_names(config: dict[str, Any]) -> None:
+    """Say the same in the words of transformers 4, which alone mistral.rs reads."""
+    for part in (config, config.get("text_config")):
+        if not isinstance(part, dict):
+            continue
+        rope = part.get("rope_parameters")
+        if isinstance(rope, dict) and "rope_theta" not in part:
+            # A model that attends in two ways has parameters for each.
+            sliding, rope = rope.get("sliding_attention"), rope.get("full_attention", rope)
+            if isinstance(sliding, dict) and "rope_theta" in sliding:
+                part.setdefault("rope_local_base_freq", sliding["rope_theta"])
+            for name in ("rope_theta", "partial_rotary_factor"):
+                if name in rope:
+                    part.setdefault(name, rope[name])
+            if rope.get("rope_type", "default") != "default":
+                moved = ("rope_theta", "partial_rotary_factor")
+                part.setdefault("rope_scaling", {key: value for key, value in rope.items() if key not in moved})
+        if "dtype" in part:
+            part.setdefault("torch_dtype", part["dtype"])

@@ -17,7 +17,14 @@ from typing import Any, Protocol
 from msgspec import Struct, structs
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Tenant
-from dynamo.protocols.errors import Cancelled, ConnectionTimeout, DynamoException, Unavailable, WorkerBusy
+from dynamo.protocols.errors import (
+    Cancelled,
+    ConnectionTimeout,
+    DynamoException,
+    ProtocolError,
+    Unavailable,
+    WorkerBusy,
+)
 from dynamo.protocols.streams import StreamClaim
 from dynamo.router.config import RequestBackoff
 from dynamo.router.delivery.continuation import correct_usage, limit_cached
@@ -33,6 +40,8 @@ from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
+
+_NOTHING = EngineOutput()
 
 
 class Companion(Protocol):
@@ -135,6 +144,8 @@ class Delivery:
         self._aborted: DynamoException | None = None
         """What `start` raises instead of waiting on."""
         self._migrating: asyncio.Task[None] | None = None
+        self._says_nothing = False
+        """The last item of the worker has none of an output's fields."""
 
     @property
     def request(self) -> Any:
@@ -301,6 +312,7 @@ class Delivery:
                 self._moved()
         else:
             self._stirred()
+            self._says_nothing = value == _NOTHING
         self.progress.output(value)
         if self.placement is not None and isinstance(value, EngineOutput):
             self.placement.output_tokens += len(value.token_ids or ())
@@ -327,6 +339,9 @@ class Delivery:
 
     def end(self) -> None:
         assert self.placement
+        if self._says_nothing and self.progress.prompt_pending:
+            self.fail(ProtocolError("the engine sent neither token_ids, text nor a finish_reason"))
+            return
         self._instances.request_answered(self.placement.instance_id)
         self.history.end_migration("success")
         self._release()

@@ -1,0 +1,1 @@
+"""`python -m dynamo.epp`: the picker of a gateway."""
