@@ -15,7 +15,7 @@ SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purel
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
-	@$(BIN)/dynamo-run in=http
+	@$(BIN)/dynamo-run in=http $(if $(PORT),--http-port $(PORT))
 
 docs: $(READY)
 	@$(BIN)/python docs/update.py
@@ -144,7 +144,17 @@ bench: $(DEV)
 clean:
 	rm -rf $(VENV) .clients .ui .observability .gateway .kubernetes .audit .wheel .site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
+# Nothing was ever installed into an environment of a Python that is too old, or without pip: it is built anew.
+ifeq ($(wildcard $(READY)),)
+ifneq ($(wildcard $(VENV)/pyvenv.cfg),)
+ifneq ($(shell $(BIN)/python -c 'import sys, pip; print(sys.version_info >= (3, 11))' 2>/dev/null),True)
+$(shell rm -rf $(VENV))
+endif
+endif
+endif
+
 $(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("error: Dynamo needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12 …")'
 	@echo "Creating $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 

@@ -15,7 +15,7 @@ from dynamo.frontend.measure.trace_sinks import TraceSettings, TraceSinkSettings
 from dynamo.kubernetes.operator.life import OperatorSettings
 from dynamo.lab.plan.command import PlanSettings
 from dynamo.lab.replay.settings import ReplaySettings, TrafficSettings
-from dynamo.model import AdapterConfig, FetchConfig, HubConfig, S3Config
+from dynamo.model import AdapterConfig, FetchConfig, HubConfig, PullConfig, S3Config
 from dynamo.planner import PlannerConfig
 from dynamo.planner.__main__ import PlannerSettings
 from dynamo.router.__main__ import StandaloneSettings
@@ -44,6 +44,7 @@ TABLES = {
     "llamacpp": (LlamaCppArgs,),
     "kubernetes": (KubernetesSettings,),
     "logs": (LogSettings,),
+    "models": (PullConfig,),
     "mocker": (SeveralSettings, MockerArgs),
     "nats": (NatsConfig,),
     "network": (NetworkSettings,),

@@ -92,6 +92,8 @@ def test_what_is_shown_instead_of_run(line: str, show: str) -> None:
         ("out=mistral", ["did you mean 'mistralrs'?"]),
         ("out=zzzzzz", ["unknown output", "mistralrs"]),
         ("in=", ["unknown input", "text"]),
+        ("in=nope", ["unknown input 'in=nope'; use in=text|stdin|http|batch:|dyn://|none"]),
+        ("in=dyn://a.b.c.d", ["in=dyn://a.b.c.d has 4 parts", "dyn://NAMESPACE.COMPONENT.ENDPOINT"]),
         ("out=", ["unknown output"]),
         ("--http-prot 1", ["'--http-prot'", "did you mean '--http-port'?"]),
         ("--no-such-thing-at-all-xyz", ["unknown flag"]),

@@ -60,10 +60,10 @@ def test_the_other_command_is_dynamo(tmp_path: Path) -> None:
     assert run(tmp_path, "--version", program=program).stdout.decode() == f"dynamo {dynamo.__version__}\n"
     assert run(tmp_path, "run", "--help", program=program).stdout.decode() == help_text()
     assert run(tmp_path, "run", "out=echo", program=program, input="hi").stdout == b"hi\n"
-    wrong = run(tmp_path, "rum", program=program)
+    wrong = run(tmp_path, "rnu", program=program)
     assert (wrong.returncode, wrong.stderr.decode()) == (
         2,
-        "error: unknown command 'dynamo rum'; did you mean 'run'?\n",
+        "error: unknown command 'dynamo rnu'; did you mean 'run'?\n",
     )
 
 
@@ -73,6 +73,7 @@ def complete(line: str) -> list[str]:
     quoted = " ".join(f"'{word}'" for word in words)
     body = f"""
     compopt() {{ :; }}
+    PATH={Path(sys.executable).parent}:$PATH
     {script("bash")}
     COMP_LINE='{line}' COMP_POINT={len(line)} COMP_WORDS=({quoted}) COMP_CWORD={len(words) - 1}
     {"_dynamo" if words[0] == "dynamo" else "_dynamo_run"}
@@ -93,6 +94,11 @@ def complete(line: str) -> list[str]:
         ("dynamo-run --completion f", ["fish"]),
         ("dynamo in", ["inspect"]),
         ("dynamo inspect 7 --pro", ["--profile"]),
+        ("dynamo inspect 7 li", ["links"]),
+        ("dynamo plan --ttft", ["--ttft-ms"]),
+        ("dynamo top --pre", ["--prefixes"]),
+        ("dynamo serve --ch", ["--check"]),
+        ("dynamo pull smo", ["smollm2"]),
     ],
 )
 def test_bash_completes(line: str, offers: list[str]) -> None:

@@ -278,6 +278,72 @@ def test_the_commands(start: Start, tmp_path: Path) -> None:
     assert chat.leaves() == 0
 
 
+COUNTS = """
+calls = 0
+
+async def generate(request):
+    global calls
+    calls += 1
+    text = f"answer {calls} to " + repr(request["messages"][-1]["content"])
+    yield {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
+"""
+
+
+def test_a_question_is_asked_again_changed_and_kept(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "counts.py").write_text(COUNTS)
+    (tmp_path / "notes.txt").write_text("remember\n")
+    chat = start("out=pystr:counts.py").ready()
+    chat.says("/retry", "nothing was asked yet")
+    chat.says("hello", "answer 1 to 'hello'")
+    chat.says("/retry", "answer 2 to 'hello'")
+    assert chat.saved() == [("user", "hello"), ("assistant", "answer 2 to 'hello'")]
+    chat.types("/edit\r")
+    chat.ready()
+    chat.says(" you", "answer 3 to 'hello you'")
+    assert chat.saved() == [("user", "hello you"), ("assistant", "answer 3 to 'hello you'")]
+    chat.says("/file nothing.txt", "cannot read nothing.txt: No such file")
+    chat.says("/file notes.txt", "notes.txt goes with the next question (9 characters)")
+    chat.says("what?", "answer 4 to 'File notes.txt:")
+    assert chat.saved()[2] == ("user", "File notes.txt:\n\nremember\n\nwhat?")
+    chat.says("/clear", "forgotten")
+    chat.says("/load saved-1.json", "going on with saved-1.json")
+    assert chat.saved() == [("user", "hello you"), ("assistant", "answer 3 to 'hello you'")]
+    chat.says("/load notes.txt", "holds no conversation")
+    chat.says("/load nothing.json", "cannot read nothing.json")
+    chat.types(CTRL_D)
+    assert chat.leaves() == 0
+
+
+def test_several_models_are_asked_about_and_a_lost_one_is_named(start: Start, tmp_path: Path) -> None:
+    with running(tmp_path, "in=dyn://b", "out=echo", "--model-name", "beta") as beta:
+        beta.line_with("worker for 'beta'")
+        with running(tmp_path, "in=dyn://a", "out=echo", "--model-name", "alpha") as alpha:
+            alpha.line_with("worker for 'alpha'")
+            (tmp_path / "one").mkdir()
+            chat = start("out=dyn")
+            chat.terminal.expect(["which model", "Talking to"])
+            if chat.terminal.after == "which model":  # else one of them was found before the other
+                chat.types("gamma\r")
+                chat.sees("a number up to 2, or a name")
+                chat.ready()
+                chat.types("alpha\r")
+                chat.sees("Talking to alpha")
+            chat.ready()
+            chat.says("/model alpha", "* alpha")
+            chat.says("hello", "hello")
+        listed = "* alpha"
+        while "* alpha" in listed:  # until the chat has heard that its worker is gone
+            chat.types("/model\r")
+            chat.sees("  beta")
+            listed = chat.terminal.before
+            chat.ready()
+        chat.says("again", "no worker serves alpha now: ask again when one has joined")
+        chat.says("/model beta", "* beta")
+        chat.says("hello there", "hello there")
+        chat.types(CTRL_D)
+        assert chat.leaves() == 0
+
+
 def test_options_are_set_shown_and_sent(start: Start, tmp_path: Path) -> None:
     (tmp_path / "mirror.py").write_text(
         "async def generate(request):\n"

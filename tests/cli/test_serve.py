@@ -89,7 +89,7 @@ def test_a_component_with_a_wrong_flag_ends_the_deployment_with_its_sentence(tmp
     ("words", "sentence"),
     [
         (["missing.yaml"], "error: missing.yaml: No such file or directory\n"),
-        (["a", "b"], "error: dynamo serve takes one file; see dynamo serve --help\n"),
+        (["a", "b"], "error: unknown word 'b'; see dynamo serve --help\n"),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(

@@ -40,6 +40,8 @@ def bare(text: str) -> str:
         ("```nosuchlanguage\n<b>\n```\n", "  <b>\n"),
         ("~~~\nx\n```\n~~~\ny", "  x\n  ```\ny"),
         ("```\nnever closed", "  never closed"),
+        ("```\nclosed at the end\n```", "  closed at the end\n"),
+        ("~~~\nx\n~~~ ", "  x\n"),
         ("--- rule", "--- rule"),
         ("****", "****"),
         ("ends with **", "ends with **"),

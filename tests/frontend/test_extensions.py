@@ -39,6 +39,29 @@ async def test_unknown_fields_are_ignored_and_named_in_a_header(
         assert "x-dynamo-warning" not in answer.headers
 
 
+@pytest.mark.parametrize(
+    ("field", "meant"), [("temprature", "temperature"), ("--stop", "stop"), ("max_token", "max_tokens")]
+)
+async def test_a_misspelt_field_names_the_nearest_in_header_and_log(
+    live: Live, toy: Scripted, caplog: pytest.LogCaptureFixture, field: str, meant: str
+) -> None:
+    path, expected = "/v1/chat/completions", f"ignored unknown fields: {field} (did you mean {meant}?)"
+    with caplog.at_level("INFO", "dynamo.frontend.bodies"):
+        for _ in range(2):
+            async with live.http.post(path, json=body(path, **{field: 1})) as answer:
+                assert answer.headers["x-dynamo-warning"] == expected
+    assert [record.getMessage() for record in caplog.records if "did you mean" in record.getMessage()] in (
+        [f"{path}: {expected}"], [],  # said once per process
+    )  # fmt: skip
+
+
+@EVERYWHERE
+async def test_a_stream_tells_proxies_not_to_hold_it_back(live: Live, toy: Scripted, path: str) -> None:
+    async with live.http.post(path, json=body(path, stream=True)) as answer:
+        assert answer.headers.getall("X-Accel-Buffering") == ["no"]
+        await answer.read()
+
+
 @pytest.mark.parametrize("config", [{"refuse_unknown_fields": True}, {"ignore_unknown_fields": False}])
 async def test_unknown_fields_are_refused_by_a_flag(folder: Path, config: dict[str, bool]) -> None:
     async with Live(**config) as live:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dynamo.pipeline.guidance import guided_decoding
 from dynamo.pipeline.validate import reject_media, validate_chat, validate_completion, validate_embedding
 from dynamo.protocols.chat import ChatRequest, Message
 from dynamo.protocols.completions import CompletionRequest
@@ -66,6 +67,9 @@ def nested(depth: int) -> Any:
         ({"stop": ["x" * 4096, "y" * 4096, "z"]}, "stop"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "structured_outputs"),
+        ({"regex": "a", "guided_regex": "b"}, "regex"),
+        ({"regex": "a", "ebnf": "root ::= 'a'"}, "guided_grammar"),
+        ({"json_schema": "{"}, "guided_json"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"moderation": {}}, "moderation"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
@@ -258,3 +262,19 @@ def test_what_would_take_long_to_compile_or_render_is_refused(fields: dict[str, 
 )
 def test_large_requests_that_do_no_harm_pass(fields: dict[str, Any]) -> None:
     validate_chat(chat(**fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "value"),
+    [
+        ("regex", "guided_regex", "[0-9]+"),
+        ("json_schema", "guided_json", '{"type": "object"}'),
+        ("json_schema", "guided_json", {"type": "object"}),
+        ("ebnf", "guided_grammar", 'root ::= "yes" | "no"'),
+    ],
+)
+def test_constraints_by_the_names_of_sglang_are_followed(name: str, ours: str, value: Any) -> None:
+    by_theirs, by_ours = chat(**{name: value}), chat(**{ours: value})
+    for request in (by_theirs, by_ours):
+        validate_chat(request)
+    assert guided_decoding(by_theirs) == guided_decoding(by_ours) is not None

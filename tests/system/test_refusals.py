@@ -42,7 +42,7 @@ async def test_an_unknown_flag_is_named_in_one_line(module: str, stack: Stack) -
     needed = {"dynamo.mocker": ["--model-path", "x"], "dynamo.router": ["--endpoint", "a.b.c"]}.get(module, [])
     process = await stack.python("-m", module, *needed, "--no-such-flag")
     assert await process.ended() == 2
-    assert process.lines[:-1] == [f"error: unrecognized arguments: --no-such-flag; see python -m {module} --help"]
+    assert process.lines[:-1] == [f"error: unknown flag '--no-such-flag'; see python -m {module} --help"]
 
 
 async def test_a_taken_port_is_named_with_the_flag_that_changes_it(stack: Stack) -> None:

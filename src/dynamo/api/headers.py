@@ -32,6 +32,7 @@ _NVEXT = frozenset((*_INSTANCE, *_RANK, *_PREFILL_INSTANCE, *_PREFILL_RANK, *_PR
 WARNING = "x-dynamo-warning"
 WARNINGS = web.RequestKey("warnings", list[str])
 """What was left out of a request, if anything was."""
+MOST_NAMED = 20
 UNSET_RANK = 4294967295
 
 
@@ -58,8 +59,8 @@ def context_id(headers: Headers, request_id: str) -> str:
 
 def ignored(what: str, names: Sequence[str]) -> str:
     """A warning that parts of a request were left out; names are shortened to what a header can hold."""
-    listed = ", ".join(ascii(name[:64])[1:-1] for name in names[:20])
-    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    listed = ", ".join(ascii(name[:100])[1:-1] for name in names[:MOST_NAMED])
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"ignored {what}: {listed}{more}"
 
 

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from dynamo import __version__
+from dynamo.cli.commands import BY_NAME, OTHER_NAMES, usage
 from dynamo.cli.run.grammar import Command, UsageError, parse
+from dynamo.process.pipes import until_reader_leaves
 from dynamo.settings import nearest
-
-_USAGE = """\
-usage: dynamo run …              chat, serve, batch or work in one process: see dynamo run --help
-       dynamo serve FILE.yaml    several processes on this machine: see dynamo serve --help
-       dynamo deploy FILE.yaml   the same in a Kubernetes cluster: see dynamo deploy --help
-       dynamo render FILE.yaml   what that makes in a cluster, as plain objects: see dynamo render --help
-       dynamo top [URL]          watch a server's workers, requests and routing decisions
-       dynamo plan [TRACE] …     how many workers a traffic needs: see dynamo plan --help
-       dynamo rules TRACE …      which router rule is best on a traffic: see dynamo rules --help
-       dynamo profile URL        measure the engine behind a server, for simulations: see dynamo profile --help
-       dynamo inspect [PROCESS]  look inside a running process: see dynamo inspect --help
-       dynamo --version
-"""
-_COMMANDS = ("run", "serve", "deploy", "render", "top", "inspect", "plan", "rules", "profile", "--version", "--help")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -33,7 +21,8 @@ def main(words: Sequence[str] | None = None) -> None:
     except UsageError as error:
         raise _usage_error(str(error)) from None
     if command.show:
-        _show(command)
+        with until_reader_leaves():
+            _show(command)
         return
     _fill_standard_descriptors()
     try:
@@ -44,48 +33,36 @@ def main(words: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
+def run(words: Sequence[str], _environ: Mapping[str, str]) -> None:
+    main(words)
+
+
 def dynamo() -> None:
-    """Dispatch to `run` (that is `dynamo-run`) and the other commands of `_USAGE`."""
+    """Dispatch to the commands of `dynamo.cli.commands`."""
     words = sys.argv[1:]
     match words:
-        case ["run", *rest]:
-            main(rest)
-        case ["serve", *rest]:
-            from dynamo.cli.serve import main as serve
-
-            _fill_standard_descriptors()
-            serve(rest, os.environ)
-        case ["render", *rest]:
-            from dynamo.cli.cluster.render import main as render
-
-            render(rest, os.environ)
-        case ["deploy", *rest]:
-            from dynamo.cli.cluster.deploy import main as deploy
-
-            deploy(rest, os.environ)
-        case ["top", *rest]:
-            from dynamo.cli.top.command import top
-
-            raise SystemExit(top(rest, os.environ))
-        case ["plan", *rest]:
-            # Above this room: simulations run what this room starts.
-            import_module("dynamo.lab.plan.command").main(rest)
-        case ["rules", *rest]:
-            import_module("dynamo.lab.rules.command").main(rest)
-        case ["profile", *rest]:
-            from dynamo.lab.profile.command import main as profile
-
-            profile(rest)
-        case ["inspect", *rest]:
-            from dynamo.cli.inspect.command import inspect
-
-            raise SystemExit(inspect(rest, os.environ))
+        case [name, *rest] if name in BY_NAME:
+            if name != "run":
+                _fill_standard_descriptors()
+            with nullcontext() if name == "run" else until_reader_leaves():
+                raise SystemExit(BY_NAME[name].run(rest, os.environ))
+        case ["--flags", name] if name in BY_NAME:  # asked by the completions
+            print(*BY_NAME[name].flags)
+        case ["--completion", *rest]:
+            main(["--completion", *rest])
         case ["--version"]:
             print(f"dynamo {__version__}")
-        case [] | ["-h" | "--help"]:
-            print(_USAGE, end="")
+        case [] | ["-h" | "--help" | "help"]:
+            with until_reader_leaves():
+                print(usage(), end="")
+        case ["help", name] if name in BY_NAME:
+            with until_reader_leaves():
+                raise SystemExit(BY_NAME[name].run(["--help"], os.environ))
         case [word, *_]:
-            raise _usage_error(f"unknown command 'dynamo {word}'{nearest(word, _COMMANDS)}")
+            meant = OTHER_NAMES.get(word)
+            known = (*BY_NAME, "--version", "--help", "--completion")
+            hint = f"; did you mean '{meant}'?" if meant else nearest(word, known)
+            raise _usage_error(f"unknown command 'dynamo {word}'{hint or '; see dynamo --help'}")
 
 
 def _fill_standard_descriptors() -> None:

@@ -16,16 +16,15 @@ from dynamo.process.supervisor.output import PrefixedOutput
 from dynamo.process.supervisor.supervisor import on_signals, unless_signalled
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.process import fail
+from dynamo.settings.arguments import CommandParser
 
-HELP = """\
-usage: dynamo serve FILE.yaml [--check | --stop]
-
+ABOUT = """\
 Start the components that the file lists on this machine, restart those that die, and drain them at Ctrl-C or SIGTERM
-(a second one ends them at once). --check only reads the file and prints the commands.
+(a second one ends them at once).
 
 The components go on when this process is killed. Serving the same file again adopts them; --stop drains them, whether
-or not a process serves the file.
-
+or not a process serves the file."""
+EXAMPLE = """\
   components:
     worker:                      # any name; kind is the name unless it is given
       kind: llamacpp             # frontend, router, mocker, llamacpp, vllm, sglang, trtllm, mistralrs, …
@@ -39,18 +38,26 @@ FILE.yaml may also be a DynamoGraphDeployment of Kubernetes: its containers run 
 """
 
 
+def parser() -> CommandParser:
+    flags = CommandParser("dynamo serve", ABOUT, EXAMPLE)
+    flags.add_argument("file", metavar="FILE.yaml", help="the components, as below")
+    one = flags.add_mutually_exclusive_group()
+    one.add_argument("--check", action="store_true", help="only read the file and print the commands")
+    one.add_argument("--stop", action="store_true", help="drain the components of the file")
+    return flags
+
+
 def main(words: Sequence[str], environ: Mapping[str, str]) -> None:
-    match list(words):
-        case ["-h" | "--help"] | []:
-            print(HELP, end="")
-        case ["--check", file] | [file, "--check"]:
-            _print_commands(_read(file, environ))
-        case [file] if not file.startswith("-"):
-            _run(_serve(_read(file, environ), Path(file), environ))
-        case ["--stop", file] | [file, "--stop"]:
-            _run(_stop(_read(file, environ), Path(file), environ))
-        case _:
-            raise fail("dynamo serve takes one file; see dynamo serve --help", code=2)
+    if not words:
+        parser().print_help()
+        return
+    asked = parser().parse_args(words)
+    if asked.check:
+        _print_commands(_read(asked.file, environ))
+    elif asked.stop:
+        _run(_stop(_read(asked.file, environ), Path(asked.file), environ))
+    else:
+        _run(_serve(_read(asked.file, environ), Path(asked.file), environ))
 
 
 def _run(work: Coroutine[Any, Any, int]) -> None:

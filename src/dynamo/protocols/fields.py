@@ -138,6 +138,10 @@ class EngineFields(ServiceFields, kw_only=True, forbid_unknown_fields=True, omit
     guided_whitespace_pattern: FilledString | None = None
     guided_decoding_backend: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    regex: FilledString | None = None
+    json_schema: JsonObject | str | None = None
+    ebnf: FilledString | None = None
+    """SGLang's names of `guided_regex`, `guided_json` and `guided_grammar`."""
 
     cache_salt: FilledString | None = None
     priority: Priority | None = None

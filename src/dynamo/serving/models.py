@@ -237,7 +237,9 @@ class Models:
         if group and group.members:
             raise Unavailable(f"The model '{name}' is not ready to serve requests yet. Please retry shortly.")
         if group and group.restarting:
-            raise Unavailable(f"The workers of the model '{name}' are restarting. Please retry shortly.")
+            raise Unavailable(
+                f"The model '{name}' has lost its last worker; another may be starting. Please retry shortly."
+            )
         if not self._workers_known:
             raise Unavailable("This server is loading its models. Please retry shortly.")
         names = sorted(model.name for model in self.served())

@@ -98,7 +98,7 @@ def parse(command: str, words: Sequence[str], own: Any = None) -> tuple[dict[str
         parser.error(f"the model is given twice: {model} and --model {flags['model']}")
     if own:
         if rest:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            parser.refuse(rest)
         rest = [f"{each.name}={flags[each.key]}" for each in options(own) if flags[each.key] is not None]
     return flags | {"model": model or flags["model"]}, rest + words[cut + 1 :]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dynamo.llm import ModelType
+from dynamo.model import bundled
 from support.toys import Live, Scripted, embed_tokens, toy_card
 
 WEATHER: dict[str, Any] = {
@@ -77,9 +78,23 @@ async def test_models_are_listed_and_shown(live: Live, toy: Scripted) -> None:
     assert listed["name"] == listed["model"] == "org/toy"
     status, shown = await live.post("/api/show", {"model": "org/toy:latest"})
     assert (status, shown["capabilities"]) == (200, ["completion", "tools", "thinking"])
-    assert (await live.get("/api/version"))["version"]
+    # What clients look at: Copilot refuses a server below 0.6.4, others read these as numbers and digests.
+    assert tuple(map(int, (await live.get("/api/version"))["version"].split("."))) >= (0, 6, 4)
+    assert (len(listed["digest"]), set(listed["digest"]) <= set("0123456789abcdef")) == (64, True)
     (loaded,) = (await live.get("/api/ps"))["models"]
     assert (loaded["name"], loaded["expires_at"] > "2100") == (listed["name"], True)
+
+
+async def test_a_model_whose_files_are_here_has_their_size_and_family(live: Live) -> None:
+    folder, gguf = bundled(), bundled() / "tiny.gguf"
+    await live.serve(Scripted().generate, toy_card(folder, "folder"))
+    await live.serve(Scripted().generate, toy_card(gguf, "file"), "toy.file.generate")
+    file, whole = (await live.get("/api/tags"))["models"]
+    assert [model["name"] for model in (file, whole)] == ["file", "folder"]
+    assert file["size"] == gguf.stat().st_size
+    assert whole["size"] == (folder / "model.safetensors").stat().st_size
+    for model, form in ((file, "gguf"), (whole, "safetensors")):
+        assert (model["details"]["format"], model["details"]["families"]) == (form, ["llama"])
 
 
 async def test_errors_are_one_sentence(live: Live, toy: Scripted) -> None:

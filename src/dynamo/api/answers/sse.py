@@ -145,7 +145,8 @@ class EventStream:
             await response.write(data)
 
     async def _prepare(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
-        response = _Response(headers=headers)
+        # nginx, and proxies that took its header over, otherwise hold a stream back until much of it is there.
+        response = _Response(headers={**headers, "X-Accel-Buffering": "no"})
         response.content_type = self.content_type
         self.chunked = request.version >= (1, 1)
         if self.chunked:

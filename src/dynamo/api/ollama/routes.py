@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
 
 from dynamo.api.answers.http import json_response, stream_response
 from dynamo.api.host import Host
+from dynamo.api.ollama.describe import API_VERSION, describe_model
 from dynamo.api.ollama.messages import (
     OLLAMA,
     OllamaAnswer,
@@ -24,9 +24,9 @@ from dynamo.api.ollama.messages import (
 )
 from dynamo.api.ollama.stream import NDJSON, OllamaLines, OllamaWriter
 from dynamo.api.ollama.to_chat import ollama_to_chat
-from dynamo.api.openai.tokens import version
 from dynamo.api.route import Api, HttpCall, HttpRoute, inference
 from dynamo.pipeline.validate import validate_chat, validate_embedding
+from dynamo.process.threads import in_thread
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.embeddings import EmbeddingRequest
 from dynamo.protocols.errors import InvalidRequest, ModelNotFound
@@ -96,12 +96,17 @@ def _unit_length(vector: list[float]) -> list[float]:
 
 
 async def tags(host: Host, call: HttpCall[None]) -> web.StreamResponse:
-    return json_response({"models": [_describe_model(model) for model in _usable(host)]})
+    return json_response({"models": await in_thread(lambda: [describe_model(model) for model in _usable(host)])})
 
 
 async def ps(host: Host, call: HttpCall[None]) -> web.StreamResponse:
     """The loaded models: all that are served, for as long as they are."""
-    return json_response({"models": [_describe_model(model) | _LOADED for model in _usable(host)]})
+    models = await in_thread(lambda: [describe_model(model) for model in _usable(host)])
+    return json_response({"models": [model | _LOADED for model in models]})
+
+
+async def version(host: Host, call: HttpCall[None]) -> web.StreamResponse:
+    return json_response({"version": API_VERSION})
 
 
 async def show(host: Host, call: HttpCall[OllamaShowRequest]) -> web.StreamResponse:
@@ -122,7 +127,7 @@ async def show(host: Host, call: HttpCall[OllamaShowRequest]) -> web.StreamRespo
     if model.preprocessor is None and model.card.type & ModelType.Chat:
         # Its workers read messages as they are sent; all others get tokens.
         capabilities.append("vision")
-    listed = _describe_model(model)
+    listed = await in_thread(lambda: describe_model(model))
     return json_response(
         {
             "modelfile": "",
@@ -178,19 +183,6 @@ def _usable(host: Host) -> list[ServedModel]:
     """The models that Ollama's API has routes for, by name."""
     models = [model for model in host.models.served() if model.card.type & (ModelType.Chat | ModelType.Embedding)]
     return sorted(models, key=lambda model: model.name)
-
-
-def _describe_model(model: ServedModel) -> dict[str, Any]:
-    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
-    texts = ("parent_model", "format", "family", "parameter_size", "quantization_level")
-    return {
-        "name": model.name,
-        "model": model.name,
-        "modified_at": created,
-        "size": 0,
-        "digest": model.card.checksum(),
-        "details": {**dict.fromkeys(texts, ""), "families": []},
-    }
 
 
 _ANSWERS: dict[str, Any] = {"streams": True, "stream_type": NDJSON}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from dynamo.cli.chat.chat import TerminalChat
+from dynamo.cli.chat.chat import TerminalChat, choose_model
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
 from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models
 
-__all__ = ["TerminalChat", "chat_with_workers"]
+__all__ = ["TerminalChat", "chat_with_workers", "choose_model"]
 
 
 async def chat_with_workers(runtime: DistributedRuntime, models: Models, environ: Mapping[str, str]) -> None:
@@ -22,8 +22,9 @@ async def chat_with_workers(runtime: DistributedRuntime, models: Models, environ
             await models.start()
             if not models.served():
                 print("waiting for a worker to join", file=sys.stderr)
-            model = await models.wait_for()
-            await TerminalChat(models, model.name, RequestDefaults(), environ).run()
+            await models.wait_for()
+            if name := await choose_model(models):
+                await TerminalChat(models, name, RequestDefaults(), environ).run()
         finally:
             await models.close()
 

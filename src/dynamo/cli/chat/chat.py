@@ -19,9 +19,11 @@ from dynamo.cli.chat.commands import Commands
 from dynamo.cli.chat.markdown import without_controls
 from dynamo.cli.chat.output import AnswerWriter, dim, say
 from dynamo.cli.chat.state import ChatState
-from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.card import ModelType
+from dynamo.protocols.errors import DynamoException, ModelNotFound
 from dynamo.serving.ask import Answer, RequestDefaults, ask
 from dynamo.serving.models import Models
+from dynamo.settings import nearest
 
 
 class TerminalChat:
@@ -42,7 +44,8 @@ class TerminalChat:
         dim(f"Talking to {self._state.model_name}. /help shows what you can do here; Ctrl-D leaves.")
         while True:
             try:
-                line = (await self._session.prompt_async()).strip()
+                draft, self._commands.draft = self._commands.draft, ""
+                line = (await self._session.prompt_async(default=draft)).strip()
             except EOFError:
                 return
             except KeyboardInterrupt:
@@ -58,7 +61,10 @@ class TerminalChat:
             if line.startswith("/") and "\n" not in line:
                 if not await self._commands.run(line):
                     return
-            elif line and not await self._turn(line):
+                line, self._commands.question = self._commands.question, ""
+            elif line:
+                line = self._state.question(line)
+            if line and not await self._turn(line):
                 return
 
     async def _turn(self, text: str) -> bool:
@@ -81,6 +87,10 @@ class TerminalChat:
             except asyncio.CancelledError:
                 if not self._stopped:
                     raise
+            except ModelNotFound:
+                writer.end()
+                say(f"\x1b[31mno worker serves {self._state.model_name} now: ask again when one has joined\x1b[0m")
+                dim("/model lists the models that are served")
             except DynamoException as error:
                 writer.end()
                 say(f"\x1b[31m{without_controls(error.message)}\x1b[0m")
@@ -105,6 +115,27 @@ class TerminalChat:
             function = call.get("function") or {}
             writer.text(f"\n`{function.get('name')}({function.get('arguments')})`\n")
         return answer
+
+
+async def choose_model(models: Models) -> str | None:
+    """The only one that chats, or the one that the user picks by its number or name; None if the user leaves."""
+    served = models.served()
+    names = sorted(each.name for each in served if each.card.type & ModelType.Chat) or [each.name for each in served]
+    if len(names) == 1:
+        return names[0]
+    for number, name in enumerate(names, 1):
+        say(f"  {number}  {without_controls(name)}")
+    session: PromptSession[str] = PromptSession("which model? ")
+    while True:
+        try:
+            typed = (await session.prompt_async()).strip()
+        except (EOFError, KeyboardInterrupt):
+            return None
+        if typed in names:
+            return typed
+        if typed.isdecimal() and 0 < int(typed) <= len(names):
+            return names[int(typed) - 1]
+        dim(f"a number up to {len(names)}, or a name{nearest(typed, names)}")
 
 
 def _history(environ: Mapping[str, str]) -> History:

@@ -17,8 +17,12 @@ COMMANDS = {
     "/show": "show the model, the context in use and the options",
     "/system TEXT": "set the system prompt; without TEXT show it, with - remove it",
     "/model NAME": "talk to another model; without NAME list them",
+    "/retry": "ask the last question again",
+    "/edit": "take the last question back and change it",
+    "/file FILE": "send a text file with the next question",
     "/clear": "forget the conversation",
     "/save FILE": "keep the conversation, as JSON or as Markdown (.md)",
+    "/load FILE": "go on with a conversation that /save kept as JSON",
     "/stats": "show or hide tokens per second and time to the first token",
     "/quit, /bye": "leave, as Ctrl-D does",
 }
@@ -27,12 +31,17 @@ _KEYS = (
     "Ctrl-C stops an answer or clears the line; a second one leaves."
 )
 _LEAVE = ("/quit", "/bye", "/exit")
-_WORDS = ("/help", "/set", "/show", "/system", "/model", "/clear", "/save", "/stats", *_LEAVE)
+_WORDS = (*(usage.split(",")[0].split()[0] for usage in COMMANDS), *_LEAVE)
+_LARGEST_FILE = 1 << 20
 
 
 class Commands:
     def __init__(self, state: ChatState) -> None:
         self._state = state
+        self.question = ""
+        """What a command wants to be asked next."""
+        self.draft = ""
+        """What a command wants to be typed on."""
 
     async def run(self, line: str) -> bool:
         """False if the user wants to leave."""
@@ -51,8 +60,17 @@ class Commands:
                 self._system(text)
             case "/model":
                 self._choose(text)
+            case "/retry":
+                self.question = self._take_back()
+            case "/edit":
+                self.draft = self._take_back()
+            case "/file":
+                self._attach(text)
+            case "/load":
+                self._load(text)
             case "/clear":
                 self._state.transcript.clear()
+                self._state.attached.clear()
                 dim("forgotten")
             case "/save":
                 self._save(text)
@@ -124,3 +142,37 @@ class Commands:
             dim(f"saved to {path}")
         except OSError as error:
             dim(f"cannot save to {path}: {error.strerror or error}")
+
+    def _take_back(self) -> str:
+        question = self._state.transcript.take_back()
+        if not question:
+            dim("nothing was asked yet")
+        return question
+
+    def _attach(self, name: str) -> None:
+        path = Path(name).expanduser()
+        try:
+            with path.open("rb") as file:
+                data = file.read(_LARGEST_FILE + 1)
+            if len(data) > _LARGEST_FILE:
+                dim(f"{path} is larger than 1 MB")
+                return
+            text = data.decode()
+        except OSError as error:
+            dim(f"cannot read {path}: {error.strerror or error}")
+        except UnicodeDecodeError:
+            dim(f"{path} is not a text file")
+        else:
+            self._state.attached[path.name] = text
+            dim(f"{path.name} goes with the next question ({len(text)} characters)")
+
+    def _load(self, name: str) -> None:
+        path = Path(name).expanduser()
+        try:
+            self._state.transcript.load(path)
+        except OSError as error:
+            dim(f"cannot read {path}: {error.strerror or error}")
+        except ValueError as error:
+            dim(f"{path} holds no conversation that /save kept: {error}")
+        else:
+            dim(f"going on with {path}")

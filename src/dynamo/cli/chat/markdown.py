@@ -46,8 +46,8 @@ class MarkdownStream:
 
     def finish(self) -> str:
         if self._fence:
-            rest, self._line = self._code_line(self._line) if self._line else "", ""
-            return rest
+            line, self._line = self._line, ""
+            return self._code_line(line) if line and not self._closes(line) else ""
         rest = self._inline_all(self._start or "")
         self._start = None
         rest += self._resolve_stars(" ")
@@ -141,11 +141,15 @@ class MarkdownStream:
             return ""
         assert self._fence
         line, self._line = self._line, ""
-        mark = self._fence[0]
-        if line.strip().startswith(mark) and not line.strip().strip(mark[0]):
+        if self._closes(line):
             self._fence, self._start, self._before = None, "", " "
             return ""
         return self._code_line(line) + "\n"
+
+    def _closes(self, line: str) -> bool:
+        assert self._fence
+        mark = self._fence[0]
+        return line.strip().startswith(mark) and not line.strip().strip(mark[0])
 
     def _code_line(self, line: str) -> str:
         """Colour one line of code. A token that spans lines, such as a long string, may be coloured wrong."""

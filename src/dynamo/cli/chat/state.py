@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from dynamo.cli.chat.options import ChatOptions
 from dynamo.protocols.chat import ChatRequest, Message
 from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
+
+
+class SavedChat(Struct):
+    messages: list[Message]
 
 
 class Transcript:
@@ -35,6 +40,15 @@ class Transcript:
         elif self._turns and self._turns[-1].role == "user":
             self._turns.pop()
 
+    def take_back(self) -> str:
+        """Remove the last question and its answer; returns the question, or nothing if there is none."""
+        while self._turns:
+            turn = self._turns.pop()
+            if turn.role == "user":
+                self._left_out = min(self._left_out, len(self._turns))
+                return str(turn.content)
+        return ""
+
     def leave_out_oldest(self) -> bool:
         """Stop sending the oldest question and its answer; False if only the newest question is left."""
         if len(self._turns) - self._left_out <= 2:
@@ -45,6 +59,18 @@ class Transcript:
     def clear(self) -> None:
         self._turns.clear()
         self._left_out = 0
+
+    def load(self, path: Path) -> None:
+        """Go on with a conversation that `save` wrote as JSON; a ValueError says why that cannot be."""
+        saved = msgspec.json.decode(path.read_bytes(), type=SavedChat)
+        turns = saved.messages
+        system = turns.pop(0).content if turns and turns[0].role == "system" else ""
+        roles = ["user" if number % 2 == 0 else "assistant" for number in range(len(turns))]
+        if [turn.role for turn in turns] != roles or len(turns) % 2:
+            raise ValueError("questions and answers do not take turns")
+        if not all(isinstance(turn.content, str) for turn in turns) or not isinstance(system, str):
+            raise ValueError("a message is not text")
+        self.system, self._turns, self._left_out = system, turns, 0
 
     def save(self, path: Path) -> None:
         """Write the chat as Markdown if the name ends in .md, else as JSON messages. Never overwrites a file."""
@@ -67,6 +93,14 @@ class ChatState:
         self.transcript = Transcript()
         self.options = ChatOptions(defaults)
         self.shows_figures = False
+        self.attached: dict[str, str] = {}
+        """Files that go with the next question."""
+
+    def question(self, text: str) -> str:
+        """With the files that go with it."""
+        files = [f"File {name}:\n\n{content.rstrip()}\n\n" for name, content in self.attached.items()]
+        self.attached.clear()
+        return "".join(files) + text
 
     def model(self) -> ServedModel:
         """Raises DynamoException if it is not served any more."""

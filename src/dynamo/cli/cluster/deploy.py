@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Raw, Struct, structs
 
-from dynamo.cli.cluster.render import ClusterWords, plain_objects, read_words
+from dynamo.cli.cluster.render import ClusterWords, graph_parser, plain_objects, read_words
 from dynamo.kubernetes.access import find_access
 from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.errors import Conflict, KubernetesError, ObjectNotFound, UnknownResource
@@ -24,17 +24,16 @@ from dynamo.kubernetes.render.target import COMPONENT_LABEL, GRAPH_LABEL
 from dynamo.kubernetes.resources import DEPLOYMENTS, PODS, STATEFUL_SETS
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.process import fail
+from dynamo.settings.arguments import CommandParser
 
-HELP = """\
-usage: dynamo deploy FILE.yaml [-n NAMESPACE] [--plain] [--no-wait]
-
+ABOUT = """\
 Apply a DynamoGraphDeployment, and whatever else the file holds, to the cluster of KUBECONFIG, and follow it until it
 serves: a line for each component that gets further, and the reason of whatever is stuck. Ctrl-C ends the following and
 changes nothing in the cluster.
 
 Where the cluster has no operator, and with --plain, the objects that `dynamo render` prints are applied themselves.
-NAMESPACE is that of the file, else that of the kubeconfig. --no-wait applies only.
-"""
+NAMESPACE is that of the file, else that of the kubeconfig."""
+FLAGS = {"--plain": "apply plain objects, without the operator", "--no-wait": "apply only"}
 MANAGER = "dynamo-deploy"
 _EVERY = 0.5
 _UNSEEN = 15.0
@@ -51,11 +50,15 @@ class _Objects(Struct, frozen=True):
     pods: list[Object]
 
 
+def parser() -> CommandParser:
+    return graph_parser("dynamo deploy", ABOUT, FLAGS)
+
+
 def main(words: Sequence[str], environ: Mapping[str, str]) -> None:
-    if not words or words[0] in ("-h", "--help"):
-        print(HELP, end="")
+    if not words:
+        parser().print_help()
         return
-    asked = read_words(words, "dynamo deploy", ["--plain", "--no-wait"])
+    asked = read_words(parser(), words)
     try:
         found = read_graph_file(asked.file)
     except StartError as error:

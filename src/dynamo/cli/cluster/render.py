@@ -15,18 +15,17 @@ from dynamo.kubernetes.render import RenderTarget, render
 from dynamo.kubernetes.render.objects import plane_secret
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.process import fail
+from dynamo.settings.arguments import CommandParser
 
-HELP = """\
-usage: dynamo render FILE.yaml [-n NAMESPACE] [--no-secret]
-
+ABOUT = """\
 Print the plain objects of a DynamoGraphDeployment: Deployments or StatefulSets, Services, service accounts with their
 roles, budgets for disruptions, and what else the file holds. No operator is needed to run them:
 
   dynamo render FILE.yaml -n serving | kubectl apply -f -
 
 NAMESPACE is that of the file, else `default`. The Secret with which the processes know each other has a new token each
-time; --no-secret leaves it out, for when it is there already.
-"""
+time; --no-secret leaves it out, for when it is there already."""
+FLAGS = {"--no-secret": "leave out the Secret"}
 
 Object = dict[str, Any]
 
@@ -39,36 +38,32 @@ class ClusterWords(Struct, frozen=True):
     flags: frozenset[str] = frozenset()
 
 
-def read_words(words: Sequence[str], command: str, known: Sequence[str]) -> ClusterWords:
-    """FILE, -n NAMESPACE and flags without a value."""
-    files: list[str] = []
-    namespace: str | None = None
-    flags: set[str] = set()
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if word in ("-n", "--namespace") and rest:
-            namespace = rest.pop(0)
-        elif word.startswith("--namespace="):
-            namespace = word.partition("=")[2]
-        elif word in known:
-            flags.add(word)
-        elif word.startswith("-"):
-            raise fail(f"{command} has no flag {word}; see {command} --help", code=2)
-        else:
-            files.append(word)
-    if len(files) != 1:
-        raise fail(f"{command} takes one file; see {command} --help", code=2)
-    return ClusterWords(Path(files[0]), namespace, frozenset(flags))
+def graph_parser(command: str, about: str, flags: Mapping[str, str]) -> CommandParser:
+    """For FILE, -n NAMESPACE and flags without a value."""
+    parser = CommandParser(command, about)
+    parser.add_argument("file", metavar="FILE.yaml", help="the graph")
+    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", help="where its objects go")
+    for flag, purpose in flags.items():
+        parser.add_argument(flag, dest="flags", action="append_const", const=flag, help=purpose)
+    return parser
+
+
+def read_words(parser: CommandParser, words: Sequence[str]) -> ClusterWords:
+    asked = parser.parse_args(words)
+    return ClusterWords(Path(asked.file), asked.namespace, frozenset(asked.flags or ()))
+
+
+def parser() -> CommandParser:
+    return graph_parser("dynamo render", ABOUT, FLAGS)
 
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> None:
     import yaml
 
-    if not words or words[0] in ("-h", "--help"):
-        print(HELP, end="")
+    if not words:
+        parser().print_help()
         return
-    asked = read_words(words, "dynamo render", ["--no-secret"])
+    asked = read_words(parser(), words)
     try:
         found = read_graph_file(asked.file)
         objects = plain_objects(found, asked.namespace, None if asked.flags else secrets.token_hex(32))

@@ -22,6 +22,7 @@ from dynamo.runtime.inspection import InspectionRequest
 from dynamo.runtime.inspection.facts import command_of, read_status
 from dynamo.runtime.inspection.objects import LONGEST_SECONDS
 from dynamo.runtime.inspection.place import check_folder, inspection_folder, processes, socket_path
+from dynamo.settings.arguments import CommandParser
 
 ANSWER_SECONDS = 60.0
 """The limit for each part of an answer, which takes milliseconds unless the machine is overloaded."""
@@ -47,13 +48,8 @@ class InspectError(Exception):
     """Its message is for the user."""
 
 
-def parser() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(
-        "dynamo inspect",
-        description="Look inside a running frontend, router or worker.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def parser() -> CommandParser:
+    flags = CommandParser("dynamo inspect", "Look inside a running frontend, router or worker.", EPILOG)
     flags.add_argument("process", nargs="?", metavar="PROCESS", help="process id, status address or frontend URL")
     flags.add_argument("tables", nargs="*", metavar="TABLE", help="tasks, streams, bookings, links, queues; else all")
     one = flags.add_mutually_exclusive_group()

@@ -6,15 +6,20 @@ Not made with shtab: bash breaks words at `=` and `:`, and shtab completes only 
 
 from __future__ import annotations
 
+from dynamo.cli.commands import BY_NAME
 from dynamo.cli.run import flags
 from dynamo.engines.catalog import plugin_names
+from dynamo.model.pull.short_names import SHORT_NAMES
 from dynamo.settings import Option
 
 _INPUTS = " ".join(f"in={word}" for word in flags.INPUTS)
 _FLAGS = " ".join([*flags.BY_WORD, *flags.NEGATED, *flags.OTHER_WORDS])
 
-_COMMANDS = "run serve top inspect --version --help"
-_INSPECT = "tasks streams bookings links queues --stacks --profile --folded --objects --log --json --help"
+_COMMANDS = f"{' '.join(BY_NAME)} --version --help --completion"
+_TABLES = "tasks streams bookings links queues"
+_OWN_FLAGS = "$(dynamo --flags {} 2>/dev/null)"
+"""The flags of a command, asked when the user presses tab: some parsers take long to make."""
+_MODELS = "$(dynamo list 2>/dev/null | awk 'NR > 1 {print $1}')"
 _SOCKETS = "$(dynamo inspect 2>/dev/null | awk '$1 ~ /^[0-9]+$/ {print $1}')"
 """The processes that can be inspected, asked when the user presses tab."""
 
@@ -56,9 +61,15 @@ _dynamo() {{
     case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
         1:*) COMPREPLY=($(compgen -W "{_COMMANDS}" -- "$word")) ;;
         2:inspect) COMPREPLY=($(compgen -W "{_SOCKETS}" -- "$word")) ;;
-        *:inspect) COMPREPLY=($(compgen -W "{_INSPECT}" -- "$word")) ;;
         *:run) _dynamo_run ;;
-        *) COMPREPLY=($(compgen -f -- "$word")) ;;
+        *:rm) COMPREPLY=($(compgen -W "{_MODELS}" -- "$word")) ;;
+        *:pull) COMPREPLY=($(compgen -W "{" ".join(SHORT_NAMES)} --sha256 --help" -- "$word")) ;;
+        *) case "$word" in
+            -*) COMPREPLY=($(compgen -W "{_OWN_FLAGS.format('"${COMP_WORDS[1]}"')}" -- "$word"))
+                return ;;
+           esac
+           [[ "${{COMP_WORDS[1]}}" == inspect ]] && COMPREPLY=($(compgen -W "{_TABLES}" -- "$word")) && return
+           COMPREPLY=($(compgen -f -- "$word")) ;;
     esac
 }}
 complete -o filenames -F _dynamo dynamo
@@ -89,7 +100,11 @@ compdef _dynamo_run dynamo-run
 _dynamo() {{
     if (( CURRENT == 2 )); then compadd -- {_COMMANDS}
     elif [[ $words[2] == inspect && CURRENT -eq 3 ]]; then compadd -- {_SOCKETS}
-    elif [[ $words[2] == inspect ]]; then compadd -- {_INSPECT}
+    elif [[ $words[2] == run ]]; then words=(dynamo-run ${{words[3,-1]}}); (( CURRENT-- )); _dynamo_run
+    elif [[ $words[2] == rm ]]; then compadd -- {_MODELS}
+    elif [[ $words[2] == pull ]]; then compadd -- {" ".join(SHORT_NAMES)} --sha256 --help
+    elif [[ $PREFIX == -* ]]; then compadd -- {_OWN_FLAGS.format("$words[2]")}
+    elif [[ $words[2] == inspect ]]; then compadd -- {_TABLES}
     else _files; fi
 }}
 compdef _dynamo dynamo
@@ -116,7 +131,17 @@ def _fish(outputs: str) -> str:
     ]
     lines += [
         f"complete -c dynamo -n __fish_use_subcommand -xa '{_COMMANDS}'",
-        f"complete -c dynamo -n '__fish_seen_subcommand_from inspect' -a '{_INSPECT}'",
+        f"complete -c dynamo -n '__fish_seen_subcommand_from inspect' -a '{_TABLES}'",
+        f"complete -c dynamo -n '__fish_seen_subcommand_from pull' -a '{' '.join(SHORT_NAMES)}'",
+        "complete -c dynamo -n '__fish_seen_subcommand_from rm' "
+        "-a '(dynamo list 2>/dev/null | string match -rg \"^(\\S+)\" | tail -n +2)'",
+        *(
+            f"complete -c dynamo -n '__fish_seen_subcommand_from {name}; "
+            'and string match -q -- "-*" (commandline -ct)\' '
+            f"-a '(dynamo --flags {name} 2>/dev/null | string split \" \")'"
+            for name in BY_NAME
+            if name != "run"
+        ),
     ]
     return "\n".join(lines) + "\n"
 

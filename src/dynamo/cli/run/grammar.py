@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -171,8 +172,12 @@ def _input(value: str) -> Input:
             raise UsageError("in=batch: needs a file: in=batch:prompts.jsonl")
         return Input("batch", target)
     if kind == "dyn" and (not colon or target.startswith("//")):
+        parts = [part for part in re.split(r"[./]", target) if part]
+        if len(parts) > 3:
+            raise UsageError(f"in={value} has {len(parts)} parts: an endpoint is dyn://NAMESPACE.COMPONENT.ENDPOINT")
         return Input("dyn", target.removeprefix("//"))
-    raise UsageError(f"unknown input 'in={value}'{nearest(value, flags.INPUTS) or _known('in=', flags.INPUTS)}")
+    near = nearest(value, flags.INPUTS, cutoff=0.8)
+    raise UsageError(f"unknown input 'in={value}'{near or _known('in=', flags.INPUTS)}")
 
 
 def _output(value: str) -> Output:

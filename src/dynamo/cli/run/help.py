@@ -15,7 +15,7 @@ usage: dynamo-run [in=INPUT] [out=OUTPUT] [flags] [MODEL] [-- engine arguments] 
   out=  {"  ".join(flags.ENGINES)}
         {_FILES} (your own engine)    dyn or auto (workers on the network)
         without out=, llamacpp runs a GGUF file if it is installed, and mistralrs everything else
-  MODEL a Hugging Face id, a folder or a GGUF file; without one, or as 'tiny', the bundled model
+  MODEL a Hugging Face id, folder, GGUF file, URL or short name; without one, 'tiny', the bundled one
 """
 
 _TAIL = """\

@@ -16,6 +16,7 @@ from dynamo.cli.run.grammar import Command, Output, UsageError
 from dynamo.engines.base import EngineError
 from dynamo.engines.catalog import LLAMACPP, MISTRALRS
 from dynamo.engines.registry import load_engine
+from dynamo.model import is_pulled_gguf
 from dynamo.process.children import adopt_orphans, exit_now
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
@@ -99,7 +100,7 @@ class DefaultEngine(Struct, frozen=True):
 
 def default_engine(model: str | None) -> DefaultEngine:
     """llama.cpp for a GGUF file where it can be loaded, mistral.rs for everything else."""
-    if model is None or not Path(model).expanduser().is_file():
+    if model is None or not (Path(model).expanduser().is_file() or is_pulled_gguf(model)):
         return DefaultEngine(MISTRALRS.name, "the model is not a GGUF file")
     # Only what will run is imported.
     from dynamo.engines.llamacpp.library import library

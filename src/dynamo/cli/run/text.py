@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from dynamo.cli.chat import TerminalChat
+from dynamo.cli.chat import TerminalChat, choose_model
 from dynamo.cli.run.answering import RunError, request_defaults, serve_models
 from dynamo.cli.run.grammar import Command
 from dynamo.runtime import DistributedRuntime
@@ -21,5 +21,9 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
 async def _chat(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
     defaults = request_defaults(command)
     async with serve_models(runtime, command, environ) as (models, model):
-        await TerminalChat(models, model.name, defaults, environ).run()
+        name: str | None = model.name
+        if command.output.remote and not command.model_name:
+            name = await choose_model(models)
+        if name:
+            await TerminalChat(models, name, defaults, environ).run()
     return 0

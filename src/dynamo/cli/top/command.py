@@ -16,13 +16,12 @@ import msgspec
 from dynamo.cli.top.screen import lines, printable
 from dynamo.frontend.fleet import Document, apply_merge_patch
 from dynamo.process.backoff import Backoff
+from dynamo.settings.arguments import CommandParser
 
-USAGE = """usage: dynamo top [--prefixes] [URL]
-
+ABOUT = """\
 Show the workers of a server, their load and tiers, the running requests, the last hand-offs and routing decisions and
-what the planner says, as they change. --prefixes also shows the largest cached prefixes. URL is http://localhost:8080
-where it is left out. q quits. Into a pipe or a file, the present state is written once. Where the server has keys, set
-DYN_ADMIN_KEY."""
+what the planner says, as they change. Into a pipe or a file, the present state is written once. Where the server has
+keys, set DYN_ADMIN_KEY."""
 DEFAULT_URL = "http://localhost:8080"
 LONGEST_EVENT = 1 << 24
 LONGEST_RETRY = 15.0
@@ -33,17 +32,17 @@ class TopError(Exception):
     """Its message is for the user."""
 
 
+def parser() -> CommandParser:
+    flags = CommandParser("dynamo top", ABOUT, "q quits.")
+    flags.add_argument("url", nargs="?", default=DEFAULT_URL, metavar="URL", help=f"the server ({DEFAULT_URL})")
+    flags.add_argument("--prefixes", action="store_true", help="also show the largest cached prefixes")
+    return flags
+
+
 def top(words: Sequence[str], environment: Mapping[str, str]) -> int:
     """Returns the status of the process."""
-    if words and words[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0
-    prefixes = "--prefixes" in words
-    words = [word for word in words if word != "--prefixes"]
-    if len(words) > 1 or (words and words[0].startswith("-")):
-        print(USAGE, file=sys.stderr)
-        return 2
-    url = (words[0] if words else DEFAULT_URL).rstrip("/")
+    asked = parser().parse_args(words)
+    prefixes, url = asked.prefixes, asked.url.rstrip("/")
     url = url if "://" in url else f"http://{url}"
     key = environment.get("DYN_ADMIN_KEY")
     try:

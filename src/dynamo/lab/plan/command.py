@@ -5,11 +5,10 @@ Fleets are simulated with the router and the scheduler that serve, until the sma
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -46,13 +45,13 @@ class PlanSettings(SimulationSettings, frozen=True, kw_only=True):
     # fmt: on
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> FlagParser:
     made = FlagParser(COMMAND, __doc__, TrafficSettings, PlanSettings, RoutingConfig)
     made.add_argument("trace", nargs="?", help="the traffic, as a trace; without one, it is made up")
     return made
 
 
-def main(words: Sequence[str]) -> None:
+def main(words: Sequence[str], _environ: Mapping[str, str] | None = None) -> None:
     try:
         flags = vars(parser().parse_args(words))
         quiet = {} if flags["verbosity"] else {"DYN_LOG": "error"}
@@ -79,6 +78,8 @@ def main(words: Sequence[str]) -> None:
             Path(asked.report_html).write_text(plan_page(plan))
     except (ValueError, InvalidArgument) as error:
         raise fail(f"{error}; see {COMMAND} --help", code=2, error=error) from None
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise fail(str(error), error=error) from None
     except KeyboardInterrupt:

@@ -5,11 +5,10 @@ Or `dynamo profile FILES`: read its times from steps that its workers recorded.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from dynamo.lab.profile.fit_steps import fit_steps, read_steps
 from dynamo.lab.profile.remote_engine import ProfileError, RemoteEngine
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.runtime.process import fail
+from dynamo.settings.arguments import CommandParser
 
 _ABOUT = "Measure an engine for simulations: behind a server with live requests, or from recorded steps of its workers."
 _LENGTHS = 7
@@ -39,15 +39,19 @@ _ENGINE = {
 """Gauges of a frontend, and what the mocker calls them."""
 
 
-def main(words: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="dynamo profile", description=_ABOUT)
-    parser.add_argument("source", nargs="+", help="an OpenAI-compatible server that takes prompts of token ids, or "
-                                                  "files of steps that workers recorded (DYN_FPM_TRACE)")  # fmt: skip
-    parser.add_argument("--model", help="which of its models; needed if it has several")
-    parser.add_argument("--output", default="profile.npz", help="the file to write (profile.npz)")
-    parser.add_argument("--max-tokens", type=int, default=4096, help="longest prompt that is sent (4096)")
-    parser.add_argument("--max-requests", type=int, default=16, help="requests that are decoded at once (16)")
-    asked = parser.parse_args(words)
+def parser() -> CommandParser:
+    flags = CommandParser("dynamo profile", _ABOUT)
+    flags.add_argument("source", nargs="+", help="an OpenAI-compatible server that takes prompts of token ids, or "
+                                                 "files of steps that workers recorded (DYN_FPM_TRACE)")  # fmt: skip
+    flags.add_argument("--model", help="which of its models; needed if it has several")
+    flags.add_argument("--output", default="profile.npz", help="the file to write (profile.npz)")
+    flags.add_argument("--max-tokens", type=int, default=4096, help="longest prompt that is sent (4096)")
+    flags.add_argument("--max-requests", type=int, default=16, help="requests that are decoded at once (16)")
+    return flags
+
+
+def main(words: Sequence[str], _environ: Mapping[str, str] | None = None) -> None:
+    asked = parser().parse_args(words)
     if asked.max_tokens < 2 * _SHORTEST or asked.max_requests < 2:
         raise fail(f"--max-tokens must be at least {2 * _SHORTEST} and --max-requests at least 2", code=2)
     if not Path(asked.output).resolve().parent.is_dir():

@@ -5,7 +5,6 @@ The router, the delivery and the workers' scheduler are the ones that serve; onl
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
@@ -32,7 +31,7 @@ COMMAND = "python -m dynamo.replay"
 _PROGRESS_SECONDS = 0.5
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> FlagParser:
     made = FlagParser(COMMAND, __doc__, TrafficSettings, ReplaySettings, RoutingConfig)
     made.add_argument("trace", nargs="?", help="the trace to replay; without one, traffic is made up")
     return made
@@ -64,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             Path(asked.report_html).write_text(as_page(*reports))
     except (ValueError, InvalidArgument) as error:
         raise fail(f"{error}; see {COMMAND} --help", code=2, error=error) from None
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise fail(str(error), error=error) from None
     except KeyboardInterrupt:
@@ -71,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:
-    return vars(parser().parse_args(words))
+    flags: dict[str, Any] = vars(parser().parse_args(words))
+    return flags
 
 
 def _given_flags(words: Sequence[str]) -> dict[str, Any]:

@@ -5,10 +5,9 @@ A trace is a folder of agent sessions, Mooncake's rows, Azure's CSV or a request
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -65,13 +64,13 @@ class RulesSettings(Settings, frozen=True, kw_only=True):
     # fmt: on
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> FlagParser:
     made = FlagParser(COMMAND, __doc__, RulesSettings)
     made.add_argument("trace", nargs="+", help="recorded traffic")
     return made
 
 
-def main(words: Sequence[str]) -> None:
+def main(words: Sequence[str], _environ: Mapping[str, str] | None = None) -> None:
     try:
         flags = vars(parser().parse_args(words))
         quiet = {} if flags["verbosity"] else {"DYN_LOG": "error"}
@@ -94,6 +93,8 @@ def main(words: Sequence[str]) -> None:
             Path(asked.report_html).write_text(scores_page(scores))
     except (ValueError, InvalidArgument) as error:
         raise fail(f"{error}; see {COMMAND} --help", code=2, error=error) from None
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise fail(str(error), error=error) from None
     except KeyboardInterrupt:

@@ -1,0 +1,1 @@
+"""`dynamo pull`, `dynamo list` and `dynamo rm`: the models on this machine."""
