@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -17,6 +18,7 @@ from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.choice.choose import Choice, choose
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet
+from dynamo.router.choice.interrupt import Stalled, limited
 from dynamo.router.choice.loaded_rule import LoadedRule, load, shipped
 from dynamo.router.load_book import Loads
 from dynamo.router.rules import Prompt, Worker
@@ -98,6 +100,14 @@ def test_an_alarm_that_somebody_else_set_still_rings(tmp_path: Path) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_garbage_is_collected_after_limited_code_and_not_in_it() -> None:
+    assert limited(1, gc.isenabled)[0] is False
+    assert gc.isenabled()
+    with pytest.raises(Stalled):
+        limited(0.001, lambda: [None for _ in iter(int, 1)])
+    assert gc.isenabled()
 
 
 def test_a_rule_is_asked_on_other_threads_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable
@@ -46,10 +47,13 @@ def limited(seconds: float, work: Callable[[], T]) -> tuple[T, float]:
     """What `work` returns, and the seconds it computed; raises Stalled after `seconds`, or 3 ms more if it sleeps.
 
     C code is interrupted when it returns. On other threads nothing is interrupted: signals reach the main thread only.
+    Meanwhile garbage is not collected: the finalizers of others' objects would be interrupted in place of the code.
     """
     alarm = _Alarm(seconds)
     if threading.current_thread() is not threading.main_thread():
         return work(), alarm.took()
+    collects = gc.isenabled()
+    gc.disable()
     before = signal.signal(signal.SIGALRM, alarm.ring)
     delay, interval = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
     try:
@@ -61,3 +65,5 @@ def limited(seconds: float, work: Callable[[], T]) -> tuple[T, float]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, delay, interval)
         signal.signal(signal.SIGALRM, before)
+        if collects:
+            gc.enable()
