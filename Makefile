@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 VLLM_TESTS := tests/engines/vllm tests/engines/conformance
-ADVISORIES := https://pypi.org/pypi/pip/json
+ADVISORIES := https://pypi.org/pypi/pip/25.0/json
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
@@ -122,7 +122,8 @@ lock:
 	.audit/bin/uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make lock" --extra dev --output-file .ci/locked.txt pyproject.toml .ci/locked.in
 
-# Known vulnerabilities of what is installed, by PyPI's own list. Only where that list cannot be read is this left out.
+# Known vulnerabilities of what is installed, by PyPI's own list, a page for each version. Only where such pages cannot be
+# read is this left out: some mirrors have none.
 audit: $(DEV)
 	@if ! { $(PYTHON) -m venv .audit && .audit/bin/pip install --quiet --disable-pip-version-check pip-audit; }; then \
 	    if [ -n "$$TEST_OPTIONAL" ]; then echo "NOT RUN: make audit (pip-audit cannot be installed)"; else exit 1; fi; \
