@@ -10,7 +10,7 @@ import pytest
 
 from dynamo.cli.run.launch import default_engine
 from dynamo.engines.llamacpp import library
-from dynamo.model import llama_cpp
+from dynamo.model.gguf import llama_cpp
 from support.running import run, running
 from support.tiny_llama import tiny_llama, tiny_llama_gguf
 

@@ -11,10 +11,10 @@ from typing import Any
 from msgspec import Struct
 
 from dynamo.model import config as model_config
-from dynamo.model import gguf_tokenizer
 from dynamo.model.file_cache import FileCache
 from dynamo.model.files import checksum, find_files, read_object
 from dynamo.model.gguf import Gguf, read_gguf
+from dynamo.model.gguf import tokenizer as gguf_tokenizer
 from dynamo.model.hub import HubConfig
 from dynamo.model.source import LocalModel, resolve
 from dynamo.model.template import ChatTemplate, load_template

@@ -17,7 +17,7 @@ import tokenizers
 from dynamo.model.detokenize import ByteDecoder, ByteTables, Decoder, StreamDecoder, byte_pieces
 from dynamo.model.encoding_pool import EncodingPool
 from dynamo.model.files import read_text
-from dynamo.model.llama_cpp import LlamaVocabulary
+from dynamo.model.gguf.llama_cpp import LlamaVocabulary
 from dynamo.model.token_width import characters_per_token
 from dynamo.protocols.errors import ModelError
 

@@ -9,7 +9,7 @@ import pytest
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.llamacpp import library
-from dynamo.model import llama_cpp
+from dynamo.model.gguf import llama_cpp
 
 
 @pytest.fixture(autouse=True)

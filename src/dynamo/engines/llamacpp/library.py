@@ -15,7 +15,7 @@ from typing import Any
 
 from dynamo.engines.base import EngineError
 from dynamo.model import ModelError
-from dynamo.model.llama_cpp import (
+from dynamo.model.gguf.llama_cpp import (
     KNOWN,
     LOG,
     OVERRIDES,

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dynamo.model.gguf import COUNT_OF_TENSORS, Gguf
+from dynamo.model.gguf.file import COUNT_OF_TENSORS, Gguf
 from dynamo.protocols.errors import ModelError
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.model import ModelError, gguf_tokenizer, llama_cpp
-from dynamo.model.gguf import read_gguf
-from dynamo.model.llama_cpp import LlamaVocabulary
+from dynamo.model import ModelError
+from dynamo.model.gguf import llama_cpp, read_gguf
+from dynamo.model.gguf import tokenizer as gguf_tokenizer
+from dynamo.model.gguf.llama_cpp import LlamaVocabulary
 from dynamo.model.tokenizer import Tokenizer
 from support.gguf_writer import byte_level_metadata, write_gguf
 from support.tiny_llama import tiny_llama_gguf

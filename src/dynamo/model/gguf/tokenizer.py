@@ -9,8 +9,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from dynamo.model.gguf import Gguf
-from dynamo.model.llama_cpp import LlamaVocabulary
+from dynamo.model.gguf.file import Gguf
+from dynamo.model.gguf.llama_cpp import LlamaVocabulary
 from dynamo.model.tokenizer import Tokenizer
 from dynamo.protocols.errors import ModelError
 

@@ -9,8 +9,9 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamo.model import ModelError, gguf_tokenizer
+from dynamo.model import ModelError
 from dynamo.model.gguf import is_quantised, read_gguf
+from dynamo.model.gguf import tokenizer as gguf_tokenizer
 from dynamo.model.tokenizer import Tokenizer
 from support import models
 from support.gguf_writer import byte_level_metadata, gguf_bytes, sentencepiece_metadata, write_gguf
