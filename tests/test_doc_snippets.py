@@ -109,7 +109,7 @@ async def test_the_client_of_the_guide_reads_items(tmp_path: Path, capsys: pytes
 
     async with runtime_in(tmp_path) as runtime:
         serving = asyncio.create_task(runtime.endpoint("mine.backend.generate").serve_endpoint(mirror))
-        await run(listing("docs/engines.md", "client.round_robin"), runtime=runtime)
+        await run(listing("docs/worker-library.md", "client.round_robin"), runtime=runtime)
         assert capsys.readouterr().out == "JSON-like\n"
         runtime.shutdown()
         await serving

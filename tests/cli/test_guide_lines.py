@@ -23,7 +23,7 @@ from support.running import SOURCE, environment, running
 from support.tiny_llama import tiny_llama, tiny_llama_gguf
 from support.waiting import PATIENCE
 
-GUIDE = SOURCE.parent / "docs" / "dynamo-run.md"
+GUIDE = SOURCE.parent / "docs" / "guide-lines.md"
 EXAMPLES = SOURCE.parent / "examples"
 FOLDERS = (
     "llms/Llama-3.2-3B-Instruct",

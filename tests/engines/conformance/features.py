@@ -1,4 +1,4 @@
-"""Which engine has which feature: the tests of this folder and the table in docs/engines.md follow from it.
+"""Which engine has which feature: the tests of this folder and the table in docs/engine-features.md follow from it.
 
 A feature that an engine lacks is refused by name, never passed over in silence. The only exception is a seed, which
 OpenAI calls best effort: it may be accepted without effect if the log says so.

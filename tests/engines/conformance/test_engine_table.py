@@ -1,4 +1,4 @@
-"""The table in docs/engines.md says what the tests of this folder check."""
+"""The table in docs/engine-features.md says what the tests of this folder check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from engines.conformance.features import ENGINES, FEATURES, NOT_SHOWN, ON_A_GPU
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[2] / "docs" / "engines.md"
+PAGE = HERE.parents[2] / "docs" / "engine-features.md"
 NOT_RUN = ("trtllm",)
 
 

@@ -1,6 +1,6 @@
 """Which idle workers should compute a shared prefix ahead of the requests that need it.
 
-docs/routing-internals.md explains the rule.
+docs/routing-index.md explains the rule.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which worker each session keeps to: the one that served its last turn, until the session has been idle for long.
 
-docs/routing.md#sessions says what that means for a choice.
+docs/sessions.md says what that means for a choice.
 """
 
 from __future__ import annotations
