@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,7 +59,10 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     with tempfile.TemporaryDirectory(prefix="tests-") as here, tempfile.TemporaryDirectory(prefix="tests-") as children:
         tempfile.tempdir, os.environ["TMPDIR"] = here, children
         yield Path(here)
-        left = orphans(Path(children))
+        # Children of a process that was killed end by themselves a moment later.
+        deadline = time.monotonic() + 60
+        while (left := orphans(Path(children))) and time.monotonic() < deadline:
+            time.sleep(0.05)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         tempfile.tempdir = None

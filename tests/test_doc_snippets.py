@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from dynamo.runtime import Context, DistributedRuntime, RuntimeConfig
+from support.running import Process, environment
 from support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
@@ -111,3 +113,55 @@ async def test_the_client_of_the_guide_reads_items(tmp_path: Path, capsys: pytes
         assert capsys.readouterr().out == "JSON-like\n"
         runtime.shutdown()
         await serving
+
+
+def test_every_recipe_of_the_cookbook_runs_and_prints_what_the_page_shows(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "cookbook.md").read_text()
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    printed, ran = "", 0
+    with contextlib.ExitStack() as servers:
+        address = ""
+        for kind, code in blocks:
+            if kind == "text":
+                assert printed.strip() == code.strip()
+            elif name := re.match(r"# (\w+\.\w+)\n", code):
+                (tmp_path / name[1]).write_text(code)
+            elif code.startswith("dynamo-run in=http"):
+                servers.close()
+                server = Process(tmp_path, *code.split()[1:], "--http-port", "0")
+                servers.callback(server.close)
+                address = server.url()
+            else:
+                shell = ["bash", "-e", "-o", "pipefail", "-c"] if kind == "sh" else [sys.executable, "-c"]
+                done = subprocess.run(
+                    [*shell, code.replace("http://localhost:8080", address).replace("curl ", "curl --fail-with-body ")],
+                    capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path, PATH=path),
+                    timeout=PATIENCE, check=False,
+                )  # fmt: skip
+                assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+                printed, ran = done.stdout, ran + 1
+    assert ran == len(re.findall(r"^### ", page, re.MULTILINE)) + 1  # each recipe, and the one of keys
+
+
+def written_in_the_source() -> str:
+    """Every text in the source, on a line of its own, with `…` in the place of what is put into it."""
+    found = []
+    for module in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append(
+                    "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%\w", "…", node.value))
+    return "\n".join(found)
+
+
+def test_every_message_of_the_troubleshooting_page_is_one_of_ours() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    cells = re.findall(r"^\| (?:\d{3} )?(`[^|]*) \|", page, re.MULTILINE)
+    messages = [message for cell in cells for message in cell.split("`")[1::2]]
+    assert len(messages) > 40
+    source = written_in_the_source()
+    assert [part for message in messages for part in message.split("…") if part.strip(" .'()") not in source] == []

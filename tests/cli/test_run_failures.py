@@ -44,7 +44,7 @@ def test_wrong_use_exits_with_2(tmp_path: Path, line: str, words: str) -> None:
 def test_a_wrong_environment_is_wrong_use_too(tmp_path: Path) -> None:
     line = "in=http out=echo --http-port 0"
     assert "DYN_TOKEN_ECHO_DELAY_MS" in failure(tmp_path, line, code=2, DYN_TOKEN_ECHO_DELAY_MS="slow")
-    assert "DYN_LOG" in failure(tmp_path, line, code=2, DYN_LOG="loud")
+    assert "DYN_LOG" in failure(tmp_path, line, code=2, DYN_LOG="dynamo=loud")
     assert "DYN_HTTP_PORT" in failure(tmp_path, "in=http out=echo", code=2, DYN_HTTP_PORT="http")
 
 

@@ -60,4 +60,4 @@ def test_each_is_taken_in_every_form_and_documented(each: ForeignFlag) -> None:
 def test_a_typing_mistake_is_still_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         frontend_parser().parse_args(["--trust-remote-cod"])
-    assert "unrecognized arguments: --trust-remote-cod" in capsys.readouterr().err
+    assert "unknown flag '--trust-remote-cod'; did you mean '--trust-remote-code'?" in capsys.readouterr().err

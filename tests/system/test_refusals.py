@@ -20,7 +20,7 @@ from support.stack import TOY, Stack
         (["--event-plane", "pigeon"], {}, 2, "memory, zmq or nats"),
         (["--http-port", "99999"], {}, 2, "--http-port"),
         ([], {"DYN_HTTP_PORT": "eighty"}, 2, "DYN_HTTP_PORT"),
-        ([], {"DYN_LOG": "loud"}, 2, "DYN_LOG"),
+        ([], {"DYN_LOG": "dynamo=loud"}, 2, "DYN_LOG"),
         ([], {"ETCD_ENDPOINTS": "http://127.0.0.1:1"}, 1, "cannot reach etcd at http://127.0.0.1:1"),
         (["--request-plane", "nats"], {"NATS_SERVER": "nats://127.0.0.1:1"}, 1, "cannot reach NATS"),
         ([], {"DYN_FILE_KV": "/dev/null/folder"}, 1, "/dev/null/folder"),

@@ -45,7 +45,7 @@ def running_request(url: str, request_id: str) -> Iterator[None]:
 
 
 def test_workers_requests_and_decisions_are_shown_as_they_change(fleet: FleetPage, url: str) -> None:
-    assert fleet.table("workers").count() == 2
+    assert fleet.table("workers").count() == 3
     assert "ready" in fleet.table("workers").first.inner_text()
     with running_request(url, HOSTILE):
         row = fleet.table("requests").filter(has_text="<img src=x").first
@@ -64,7 +64,7 @@ def test_one_model_can_be_chosen_and_the_page_can_be_held(at: Callable[..., Any]
     fleet.page.get_by_label("Model").select_option("painter")
     fleet.until("document.querySelectorAll('#workers tbody tr').length === 1")
     fleet.page.get_by_label("Model").select_option("")
-    fleet.until("document.querySelectorAll('#workers tbody tr').length === 2")
+    fleet.until("document.querySelectorAll('#workers tbody tr').length === 3")
     fleet.button("Pause").click()
     with running_request(url, "while-held"):
         at(url, FleetPage).open().page.locator("#requests").get_by_text("while-held").wait_for()

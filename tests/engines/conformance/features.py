@@ -100,7 +100,7 @@ FEATURES = {
         "load", "test_it_declares_what_the_table_says", _has("vllm", "llamacpp", "mocker", "sglang", other=Has.NONE)
     ),
     "steps": Feature(
-        "[recorded steps](operations.md#recorded-steps)", "test_it_declares_what_the_table_says",
+        "[recorded steps](traces.md#recorded-steps)", "test_it_declares_what_the_table_says",
         _has("vllm", "llamacpp", "mocker", other=Has.NONE),
     ),
     "clear_cache": Feature(

@@ -196,7 +196,7 @@ def test_log_levels_change_while_the_process_runs() -> None:
         assert not logging.getLogger("dynamo.frontend").isEnabledFor(logging.INFO)
         assert set_filter("error") == "error"
         with pytest.raises(ValueError, match="'loud' is not a level"):
-            set_filter("loud")
+            set_filter("dynamo=loud")
         assert set_filter("") == "error"
     finally:
         set_filter(before)

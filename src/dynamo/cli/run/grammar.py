@@ -176,7 +176,8 @@ def _input(value: str) -> Input:
         if len(parts) > 3:
             raise UsageError(f"in={value} has {len(parts)} parts: an endpoint is dyn://NAMESPACE.COMPONENT.ENDPOINT")
         return Input("dyn", target.removeprefix("//"))
-    near = nearest(value, flags.INPUTS, cutoff=0.8)
+    # Nobody types `none` wrongly: it would be named for every short word.
+    near = nearest(value, [each for each in flags.INPUTS if each != "none"])
     raise UsageError(f"unknown input 'in={value}'{near or _known('in=', flags.INPUTS)}")
 
 
