@@ -57,6 +57,7 @@ class NodePod:
         self._sources = PodSources(api, fields)
         self._volumes: dict[str, Path] = {}
         self._started = now()
+        self._variables: dict[str, dict[str, str]] = {}
         self.ending = False
         self._changed = asyncio.Event()
         self._running = asyncio.create_task(self._run())
@@ -112,7 +113,7 @@ class NodePod:
         """Run the container's command to its end, with its probes."""
         name = container["name"]
         assert self._sandbox
-        variables = await environment(self._sources, container, self._path)
+        variables = self._variables[name] = await environment(self._sources, container, self._path)
         words = [*(container.get("command") or []), *(container.get("args") or [])]
         argv = [expanded(word, variables) for word in words]
         log = self.folder / f"{name}.log"
@@ -182,7 +183,8 @@ class NodePod:
             hook = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec")
             process = self._processes.get(container["name"])
             if hook and self._sandbox and process and process.returncode is None:
-                variables = await environment(self._sources, container, self._path)
+                # As it was at the start: a Secret of it may be gone before the pod.
+                variables = self._variables[container["name"]]
                 log = self.folder / f"{container['name']}.stop.log"
                 running.append(
                     await self._sandbox.start(self.pod, container, variables, hook["command"], self._volumes, log)
