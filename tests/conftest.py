@@ -19,6 +19,10 @@ from hypothesis import HealthCheck, settings
 from support.leftovers import SESSION, nothing_left, orphans
 from support.services import Etcd, Nats, free_port
 
+# A fork for a terminal would start gRPC's threads in the child, which ends at the descriptors closed there before it is
+# another program.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 # How long one example takes says how busy the machine is. The examples are the same in every run, so that what fails
 # was changed; new ones are looked for by `make test-deep`.
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
