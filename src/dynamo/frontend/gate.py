@@ -124,8 +124,8 @@ class Gate:
         response.headers["Server"] = "dynamo"
         if self._cors:
             self._cors.add_headers(request.headers, response.headers)
-        if record and record.meter:
-            response.headers.update(record.meter.headers())
+        if record and record.limit_headers:
+            response.headers.update(record.limit_headers())
         if self._frontend.draining or response.status in UNREAD:
             response.headers["Connection"] = "close"
             response.force_close()
@@ -158,7 +158,7 @@ class Gate:
             self._requests.check(self._config.max_concurrent_requests)
         if route.limited and self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
             # Its headers are in every answer; a request that is over a limit is refused before its body is read.
-            record.meter = meter
+            record.limit_headers = meter.headers
             meter.check()
 
     def _client_left(self, request: web.Request, record: RequestRecord) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, time
 from typing import Any
 
 from aiohttp import web
 
 from dynamo.api.openai.trace_payload import CapturedPayload
-from dynamo.frontend.admission.limits import KeyMeter
 from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, MigratedRequest, ModelMetrics
 from dynamo.frontend.measure.prompt_changes import Decode, PromptChange
 from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
@@ -32,7 +31,7 @@ class RequestRecord:
 
     __slots__ = (
         "_all", "_deliveries", "_error", "_first_token", "_meters", "_model", "_model_known", "_routing_began",
-        "change", "embeds", "endpoint", "is_probe", "meter", "method", "outcome", "path", "payload", "request_id",
+        "change", "embeds", "endpoint", "is_probe", "limit_headers", "method", "outcome", "path", "payload", "request_id",
         "session", "span", "started", "stream", "tenant", "traceparent", "turn", "warnings",
     )  # fmt: skip
 
@@ -64,8 +63,8 @@ class RequestRecord:
         """The number of this turn in its session, once it has ended."""
         self.tenant: Tenant | None = None
         """Whose it is in the routers' queues, if the server has keys."""
-        self.meter: KeyMeter | None = None
-        """The limits of its key, if there are any."""
+        self.limit_headers: Callable[[], Mapping[str, str]] | None = None
+        """What to tell the client of the limits of its key, if there are any."""
         self.warnings: list[str] = []
         """What was left out of it, for the response's headers."""
         self.change: PromptChange | None = None
