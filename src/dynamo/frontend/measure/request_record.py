@@ -31,8 +31,8 @@ class RequestRecord:
 
     __slots__ = (
         "_all", "_deliveries", "_error", "_first_token", "_meters", "_model", "_model_known", "_routing_began",
-        "change", "embeds", "endpoint", "is_probe", "limit_headers", "method", "outcome", "path", "payload", "request_id",
-        "session", "span", "started", "stream", "tenant", "traceparent", "turn", "warnings",
+        "change", "embeds", "endpoint", "is_probe", "limit_headers", "method", "outcome", "path", "payload",
+        "request_id", "session", "span", "started", "stream", "tenant", "traceparent", "turn", "warnings",
     )  # fmt: skip
 
     def __init__(
