@@ -88,6 +88,8 @@ class Suspects:
 
     def rejects_any(self) -> bool:
         """Drops what is over."""
+        if not self._rejected:
+            return False
         now = self._clock()
         for key in [key for key, until in self._rejected.items() if until <= now]:
             del self._rejected[key]
