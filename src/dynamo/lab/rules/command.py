@@ -46,8 +46,8 @@ class RulesSettings(Settings, frozen=True, kw_only=True):
     speedup: Annotated[float, Meta(gt=0), Setting(
         "--arrival-speedup-ratio", help="divides the times between arrivals, and pauses")] = 1.0
     limit: Annotated[int | None, Meta(ge=1), Setting(
-        "--request-limit", help="stop after so many requests", default="all")] = None
-    skip: Annotated[int, Meta(ge=0), Setting("--skip-requests", help="leave out so many at the beginning")] = 0
+        "--request-limit", help="requests to read; the rest is left out", default="all")] = None
+    skip: Annotated[int, Meta(ge=0), Setting("--skip-requests", help="requests to leave out at the beginning")] = 0
     sessions: Annotated[int | None, Meta(ge=1), Setting(
         "--agent-sessions", help="agents: sessions to draw", default="all")] = None
     parity: Annotated[Literal["all", "even", "odd"], Setting(
