@@ -12,7 +12,7 @@ from msgspec import Struct
 
 How = Literal["post", "get"]
 PAUSE = 0.05
-"""Of a client between two connections."""
+"""Seconds that a client waits between two connections."""
 
 
 class Event(Struct):

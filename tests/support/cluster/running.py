@@ -209,7 +209,7 @@ class Cluster:
             asking.stop()
 
     def addresses(self, app: str, namespace: str) -> list[str]:
-        """Of its pods that are not about to end."""
+        """Those of its pods that are not about to end."""
         pods = self.get("pods", "-n", namespace, "-l", f"app={app}")["items"]
         return [pod["status"]["podIP"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
