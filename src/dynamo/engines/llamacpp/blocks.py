@@ -17,7 +17,6 @@ from typing import Protocol
 from dynamo.kv.block_names import announced, announced_parent
 from dynamo.kv.messages import Cleared, KvChange, Removed, Stored
 
-
 _KEPT_TOKENS = 256
 """Blocks are kept together up to this many tokens, so that few calls bring them back."""
 
