@@ -59,11 +59,11 @@ async def test_without_it_answers_that_were_computed_in_the_same_steps_are_equal
 
     async def together() -> list[list[int]]:
         """All of them wait when the thread goes on, so that each step has the same tokens every time."""
-        await engine.clear_cache()
+        assert await engine.clear_cache()
         arrived = threading.Event()
         waiting = asyncio.ensure_future(engine._running().call(arrived.wait))
-        asked = [ask(engine, prompt) for prompt in PROMPTS]
         await asyncio.sleep(0)
+        asked = [ask(engine, prompt) for prompt in PROMPTS]
         arrived.set()
         await waiting
         return await asyncio.gather(*asked)
