@@ -323,10 +323,11 @@ def throughput(options: argparse.Namespace, place: Path) -> None:
     """Both sides run; one is measured at a time, in turns."""
     model = made_model(options, place)
     with ExitStack() as running:
-        sides = [
-            running.enter_context((Offline if name == "offline" else Side)(name, place / name, options, model))
-            for name in options.sides.split(",")
-        ]
+        sides: list[Side | Offline] = []
+        for name in options.sides.split(","):
+            kind: type[Side | Offline] = Offline if name == "offline" else Side
+            sides.append(made := kind(name, place / name, options, model))
+            running.enter_context(made)
         for side in sides:
             side.wait()
         took = 0.0

@@ -39,7 +39,7 @@ def slim(whole: Any) -> Any:
                 self.cached_tokens.append(req.cached_tokens)
 
         def to_payload(self, **facts: Any) -> Any:
-            self.time_stats = []
+            self.time_stats: list[Any] = []
             return super().to_payload(**facts)
 
     return SlimOutputs
