@@ -6,20 +6,21 @@ the prompt's tail, offsets, pickled times. Building that is part of each step, f
 
 from __future__ import annotations
 
-import logging
 from typing import Any
-
-log = logging.getLogger(__name__)
 
 
 def run_slim_scheduler(*args: Any, **options: Any) -> None:
     """What SGLang runs in the process; its engine is given this instead of `run_scheduler_process`."""
     from sglang.srt.managers.scheduler import run_scheduler_process
-    from sglang.srt.managers.scheduler_components import output_streamer
 
-    whole = output_streamer._GenerationStreamAccumulator
-    if "rust_server_mode" in getattr(whole, "__dataclass_fields__", ()):
-        output_streamer._GenerationStreamAccumulator = slim(whole)
+    try:
+        from sglang.srt.managers.scheduler_components import output_streamer
+    except ImportError:  # a version in which outputs are gathered elsewhere
+        pass
+    else:
+        whole = getattr(output_streamer, "_GenerationStreamAccumulator", None)
+        if "rust_server_mode" in getattr(whole, "__dataclass_fields__", ()):
+            output_streamer._GenerationStreamAccumulator = slim(whole)
     run_scheduler_process(*args, **options)
 
 
