@@ -2,9 +2,9 @@
 
     python benchmarks/fair_arena.py FOLDER [--workload real|overload-multi] [--mode round-robin|kv]
 
-FOLDER holds the published rows of both schedulers (`real-FCFS.jsonl`, `real-VTC.jsonl` and so on): of each request
-its client, lengths, arrival, and when its first and last token came. A mocker is calibrated to the rows of first come, first
-served; then the same arrivals go through the router to it in virtual time, without and with turns by key.
+FOLDER holds the published rows of both schedulers (`real-FCFS.jsonl`, `real-VTC.jsonl` and so on): of each request its
+client, lengths, arrival, and when its first and last token came. A mocker is calibrated to the rows of first come,
+first served; then the same arrivals go through the router to it in virtual time, without and with turns by key.
 
 A prompt counts as served when its first token comes (1 per token), its answer evenly until its last one (2 per token),
 for all rows alike. Two figures say how unfair a run is:
@@ -228,7 +228,8 @@ async def _run(rows: Sequence[Row], engine: Engine, mode: str, shares: bool) -> 
     # Output is charged by the clock that the answers come by.
     router.queue.ledger._clock = loop.time
     router.start()
-    tenants = {row.client: Tenant(row.client, shares=True) for row in rows}
+    clients = {row.client for row in rows}
+    tenants = {client: Tenant(client, keys=len(clients)) for client in clients}
     begun, done = loop.time(), list[Row]()
 
     async def ask(number: int, row: Row) -> None:

@@ -3,7 +3,7 @@
     python benchmarks/fair_bound.py [--histories 1000000] [--processes 2] [--first 0] [--compiled]
 
 Each history is 150 steps of 3 tenants over one to four frontends: `tests/router/choice/test_service.py`.
-`--compiled` runs the same sources compiled by mypyc, about twice as fast; it needs a C compiler, and compares both first.
+`--compiled` runs the same sources compiled by mypyc, about twice as fast; it needs a C compiler, and compares both.
 """
 
 from __future__ import annotations

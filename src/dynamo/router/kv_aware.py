@@ -358,7 +358,7 @@ class KvAwareRouter:
 
     def _with_places(self, fleet: Fleet, requests: Sequence[float], tenant: Tenant) -> list[WorkerRank]:
         """The workers that run fewer requests than they can; one that does not say how many counts as free."""
-        running, absent = self.queue.ledger.running(tenant), self.queue.ledger.absent()
+        running, absent = self.queue.ledger.running(tenant), self.queue.ledger.absent(tenant)
         return [
             worker
             for worker, count, most in zip(fleet.workers, requests, fleet.max_requests, strict=True)

@@ -161,7 +161,7 @@ class SimpleRouter:
     def _place_fairly(self, request: RequestToPlace, awaited: Collection[WorkerRank] = ()) -> Placement | None:
         """None when the request must wait: all its candidates are full, or `awaited` by earlier requests."""
         taken = {worker.worker_id for worker in awaited}
-        running, absent = self.queue.ledger.running(request.tenant), self.queue.ledger.absent()
+        running, absent = self.queue.ledger.running(request.tenant), self.queue.ledger.absent(request.tenant)
         free = [
             id
             for id in self._candidates(request)

@@ -14,7 +14,6 @@ from msgspec import Struct
 from dynamo.protocols.engine import Tenant
 from dynamo.router.choice.elsewhere import ServiceElsewhere
 from dynamo.router.choice.service import (
-    ABSENT_SECONDS,
     CACHED,
     OUTPUT,
     PROMPT,
@@ -262,26 +261,24 @@ def test_no_place_is_kept_while_every_tenant_has_requests_under_way(most: int) -
     assert most_requests(most, Tenant("flood"), 5, absent=0) == most
 
 
-def test_a_tenant_is_absent_from_its_last_answer_until_its_next_request_or_for_a_while() -> None:
-    now = 0.0
+def test_a_tenant_is_absent_that_has_requests_neither_under_way_nor_waiting() -> None:
     turns: Turns[Request] = Turns()
-    ledger = ServiceLedger(turns, lambda: now)
-    request = Request(Tenant("a"), (0.0,), prompt=10, cached=0, output=5)
+    ledger = ServiceLedger(turns)
+    one, other = Tenant("a", keys=3), Tenant("b", keys=3)
+    request = Request(one, (0.0,), prompt=10, cached=0, output=5)
+    assert ledger.absent(one) == 3
     first, second = Running(request), Running(request)
     for running in (first, second):
         ledger.began(running, request)
-    assert ledger.absent() == 0
-    ledger.ended(first)
-    assert ledger.absent() == 0
-    ledger.ended(second)
-    assert ledger.absent() == 1
-    third = Running(request)
-    ledger.began(third, request)
-    assert ledger.absent() == 0
-    ledger.ended(third)
-    assert ledger.absent() == 1
-    turns.add(request)  # who waits already needs no place that is kept
-    assert ledger.absent() == 0
+    assert ledger.absent(one) == 2
+    waiting = Request(other, (1.0,), prompt=10, cached=0, output=5)
+    turns.add(waiting)  # needs no place that is kept: it is its turn, or that of somebody who had less
+    turns.add(request)
+    assert ledger.absent(one) == 1
+    turns.remove(waiting)
     turns.remove(request)
-    now += ABSENT_SECONDS + 1
-    assert ledger.absent() == 0
+    ledger.ended(first)
+    assert ledger.absent(one) == 2
+    ledger.ended(second)
+    assert ledger.absent(one) == 3
+    assert ledger.absent(Tenant("c")) == 0

@@ -15,10 +15,6 @@ PROMPT, CACHED, OUTPUT = 1.0, 0.1, 2.0
 PROMPT_BATCHES = 1.0
 """Where tenants share, a worker that has more batches of prompt tokens before it takes no further request."""
 _SETTLE_SECONDS = 0.05
-_MOST_KEPT = 8
-"""Of a worker's places, for all absent tenants."""
-ABSENT_SECONDS = 600.0
-"""For so long after its last request a tenant is expected back."""
 
 
 def prompt_cost(computed: float, cached: float) -> float:
@@ -28,8 +24,8 @@ def prompt_cost(computed: float, cached: float) -> float:
 def most_requests(max_num_seqs: int, tenant: Tenant, running: int, absent: int) -> int:
     """How many requests a worker may have when it takes one of this tenant, of which `running` run already.
 
-    A few places are kept for the `absent` tenants, which were here and have nothing under way, more of them from
-    batches: who comes beside a flood of long answers would otherwise wait until one of them ends.
+    A few places are kept for the `absent` tenants, which have nothing under way, more of them from batches: who comes
+    beside a flood of long answers would otherwise wait until one of them ends.
     """
     if tenant.background:
         return max(1, max_num_seqs - -(-max_num_seqs // 8))
@@ -38,7 +34,7 @@ def most_requests(max_num_seqs: int, tenant: Tenant, running: int, absent: int) 
 
 def _kept(max_num_seqs: int) -> int:
     """Too few places to spare one cost more than a wait."""
-    return min(_MOST_KEPT, max(1, max_num_seqs // 32)) if max_num_seqs >= 8 else 0
+    return max(1, max_num_seqs // 32) if max_num_seqs >= 8 else 0
 
 
 class Served(Protocol):
@@ -72,8 +68,8 @@ class ServiceLedger:
         self._open: dict[Served, tuple[ServedShare, int]] = {}
         """With the output tokens that were charged."""
         self._running: Counter[tuple[str, bool]] = Counter()
-        self._absent: dict[str, float] = {}
-        """Since when a tenant in the foreground has had nothing under way, the longest first."""
+        self._active = 0
+        """How many tenants in the foreground have requests under way."""
         self._settled = 0.0
 
     @property
@@ -85,28 +81,24 @@ class ServiceLedger:
         """How many of its requests are placed and have not ended."""
         return self._running[tenant.name, tenant.background]
 
-    def absent(self) -> int:
-        """How many tenants, up to `_MOST_KEPT`, have neither requests under way nor waiting, and had some before."""
-        if not self._absent:
-            return 0
-        before = self._clock() - ABSENT_SECONDS
-        while self._absent and next(iter(self._absent.values())) < before:
-            del self._absent[next(iter(self._absent))]
-        found = 0
-        for name in reversed(self._absent):
-            found += not self._turns.waits((name, False))
-            if found == _MOST_KEPT:
-                break
-        return found
+    def absent(self, tenant: Tenant) -> int:
+        """How many of those with keys have neither requests under way nor waiting."""
+        left = tenant.keys - self._active
+        if left > 0 and self._turns.count:
+            left -= sum(
+                not background and not self._running[name, background]
+                for name, background in self._turns.waiting_keys()
+            )
+        return max(0, left)
 
     def began(self, placement: Served, request: ServedShare) -> None:
         """Does nothing for a request without a tenant."""
         tenant = request.tenant
         if tenant.name:
-            if not tenant.background:
-                self._absent.pop(tenant.name, None)
             self._open[placement] = request, placement.output_tokens
-            self._running[tenant.name, tenant.background] += 1
+            key = (tenant.name, tenant.background)
+            self._active += not tenant.background and not self._running[key]
+            self._running[key] += 1
 
     def ended(self, placement: Served) -> None:
         found = self._open.pop(placement, None)
@@ -121,8 +113,7 @@ class ServiceLedger:
         self._running[key] -= 1
         if not self._running[key]:
             del self._running[key]
-            if not tenant.background:
-                self._absent[tenant.name] = self._clock()
+            self._active -= not tenant.background
 
     def settle(self) -> None:
         """Charge what came since the last time, unless that was just now."""

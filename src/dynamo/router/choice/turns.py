@@ -166,11 +166,6 @@ class Turns(Generic[W]):
             for line in self._lines.values()
         )
 
-    def waits(self, key: TenantKey) -> bool:
-        """Whether it has requests waiting, here or at another frontend."""
-        line = self._lines.get(key)
-        return line is not None and line.waits
-
     def waiting_keys(self) -> dict[TenantKey, int]:
         """How many requests of each tenant wait here, if any do."""
         return {key: len(line.waiting) for key, line in self._lines.items() if line.waiting}
