@@ -22,26 +22,15 @@ import itertools
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from dynamo.engines.mocker import MockerArgs
-from dynamo.engines.mocker.timing import Timing
 from dynamo.lab.simulate import virtual_time
-from dynamo.lab.simulate.fleet import ENDPOINT, SimulatedFleet
-from dynamo.lab.simulate.traffic import SimulatedRequest
-from dynamo.protocols.card import ModelCard
-from dynamo.protocols.engine import EngineOutput, Tenant
-from dynamo.protocols.errors import DynamoException
-from dynamo.router.config import RoutingConfig
-from dynamo.router.delivery.delivery import Delivery
-from dynamo.router.factory import make_router
-from dynamo.router.workers import Workers
-from dynamo.runtime import Context, DistributedRuntime
+from dynamo.protocols.engine import Tenant
+from simulated_server import SimulatedServer
 
 PROMPT, OUTPUT = 1.0, 2.0
 WINDOW = 60
@@ -174,89 +163,26 @@ def _ttft_of_the_least(rows: Sequence[Row]) -> float:
     return statistics.mean(row.first - row.sent for row in rows if row.client in least)
 
 
-class _Answer:
-    """The sink at the end of one delivery: when its first and its last token came."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.first: float | None = None
-        self.last = 0.0
-        self.tokens_seen = 0
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._clock = clock
-
-    def tokens(self, ids: list[int]) -> None:
-        if ids:
-            self.last = self._clock()
-            self.first = self.last if self.first is None else self.first
-            self.tokens_seen += len(ids)
-
-    def item(self, value: Any) -> None:
-        if isinstance(value, EngineOutput):
-            self.tokens(list(value.token_ids))
-
-    def end(self) -> None:
-        self.done.set_result(None)
-
-    def fail(self, error: DynamoException) -> None:
-        self.done.set_exception(error)
-
-
 async def _run(rows: Sequence[Row], engine: Engine, mode: str, shares: bool) -> list[Row]:
     args = MockerArgs(
         max_num_seqs=engine.places, num_gpu_blocks=engine.blocks, block_size=16, enable_prefix_caching=False,
         max_model_len=4096, max_num_batched_tokens=4096,
     )  # fmt: skip
-
-    def timing(_: MockerArgs) -> Timing:
-        return LinearTiming(engine)
-
-    loop = asyncio.get_running_loop()
-    fleet = SimulatedFleet(args, timing=timing)
-    runtime = DistributedRuntime(config=fleet.config, local=fleet.local)
-    await runtime.start()
-    cards: asyncio.Future[ModelCard] = loop.create_future()
-
-    def found(_: int, card: ModelCard) -> None:
-        if not cards.done():
-            cards.set_result(card)
-
-    workers = Workers(runtime, ENDPOINT, found)
-    await workers.start()
-    await fleet.join(1)
-    config = structs.replace(RoutingConfig(mode=mode), queue_limit=1 << 20)
-    router = make_router(config, await cards, workers.instances, runtime, workers.runtime_of)
-    # Output is charged by the clock that the answers come by.
-    router.queue.ledger._clock = loop.time
-    router.start()
     clients = {row.client for row in rows}
     tenants = {client: Tenant(client, keys=len(clients)) for client in clients}
-    begun, done = loop.time(), list[Row]()
+    done = list[Row]()
 
-    async def ask(number: int, row: Row) -> None:
-        await asyncio.sleep(max(0.0, begun + row.sent - loop.time()))
-        asked = SimulatedRequest(at=row.sent, input_tokens=row.prompt, output_tokens=row.output, label=str(number))
-        sink = _Answer(loop.time)
-        delivery = Delivery(
-            partial(router.place, tenant=tenants[row.client] if shares else None), router.instances,
-            asked.preprocessed(), Context(str(number)), sink,
-        )  # fmt: skip
-        try:
-            await delivery.start()
-            await sink.done
-        finally:
-            await delivery.close()
-        assert sink.first is not None
-        assert sink.tokens_seen == row.output
-        times = (row.sent, sink.first - begun, sink.last - begun)
-        done.append(Row(row.client, row.prompt, row.output, *times))
+    async with SimulatedServer(args, mode, timing=lambda _: LinearTiming(engine)) as server:
+        begun = server.now
 
-    async with asyncio.TaskGroup() as group:
-        for number, row in enumerate(rows):
-            group.create_task(ask(number, row))
-    await router.close()
-    await workers.close()
-    await fleet.close()
-    await runtime.close()
+        async def ask(row: Row) -> None:
+            await asyncio.sleep(max(0.0, begun + row.sent - server.now))
+            first, last = await server.ask(row.prompt, row.output, tenants[row.client] if shares else None)
+            done.append(Row(row.client, row.prompt, row.output, row.sent, first - begun, last - begun))
+
+        async with asyncio.TaskGroup() as group:
+            for row in rows:
+                group.create_task(ask(row))
     return done
 
 
