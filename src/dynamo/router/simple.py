@@ -161,13 +161,15 @@ class SimpleRouter:
     def _place_fairly(self, request: RequestToPlace, awaited: Collection[WorkerRank] = ()) -> Placement | None:
         """None when the request must wait: all its candidates are full, or `awaited` by earlier requests."""
         taken = {worker.worker_id for worker in awaited}
-        running = self.queue.ledger.running(request.tenant)
+        running, absent = self.queue.ledger.running(request.tenant), self.queue.ledger.absent(request.tenant)
         free = [
-            id for id in self._candidates(request) if id not in taken and self._has_room(id, request.tenant, running)
+            id
+            for id in self._candidates(request)
+            if id not in taken and self._has_room(id, request.tenant, running, absent)
         ]
         return self._place(request, free) if free else None
 
-    def _has_room(self, instance_id: int, tenant: Tenant, running: int) -> bool:
+    def _has_room(self, instance_id: int, tenant: Tenant, running: int, absent: int) -> bool:
         if not (tenant.shares or tenant.background):
             return True
         card = self._runtime_of(instance_id)
@@ -177,7 +179,9 @@ class SimpleRouter:
         if prompts > PROMPT_BATCHES * ranks * (card.max_num_batched_tokens or 8192) and (running or tenant.background):
             return False
         most = card.max_num_seqs
-        return most is None or self._in_flight.get(instance_id, 0) < most_requests(ranks * most, tenant, running)
+        if most is None:
+            return True
+        return self._in_flight.get(instance_id, 0) < most_requests(ranks * most, tenant, running, absent)
 
     def _place(self, request: RequestToPlace, candidates: Sequence[int], *, shared: bool = True) -> Placement:
         """`shared`: other tenants may look at what waits at its worker."""

@@ -21,15 +21,15 @@ def prompt_cost(computed: float, cached: float) -> float:
     return max(1.0, PROMPT * computed + CACHED * cached)
 
 
-def most_requests(max_num_seqs: int, tenant: Tenant, running: int) -> int:
+def most_requests(max_num_seqs: int, tenant: Tenant, running: int, absent: int) -> int:
     """How many requests a worker may have when it takes one of this tenant, of which `running` run already.
 
-    A few places are kept for tenants that have nothing under way, more of them from batches: who comes beside a flood
-    of long answers would otherwise wait until one of them ends.
+    A few places are kept for the `absent` tenants, which have nothing under way, more of them from batches: who comes
+    beside a flood of long answers would otherwise wait until one of them ends.
     """
     if tenant.background:
         return max(1, max_num_seqs - -(-max_num_seqs // 8))
-    return max(1, max_num_seqs - _kept(max_num_seqs)) if running else max_num_seqs
+    return max(1, max_num_seqs - min(absent, _kept(max_num_seqs))) if running else max_num_seqs
 
 
 def _kept(max_num_seqs: int) -> int:
@@ -68,6 +68,8 @@ class ServiceLedger:
         self._open: dict[Served, tuple[ServedShare, int]] = {}
         """With the output tokens that were charged."""
         self._running: Counter[tuple[str, bool]] = Counter()
+        self._active = 0
+        """How many tenants in the foreground have requests under way."""
         self._settled = 0.0
 
     @property
@@ -79,12 +81,24 @@ class ServiceLedger:
         """How many of its requests are placed and have not ended."""
         return self._running[tenant.name, tenant.background]
 
+    def absent(self, tenant: Tenant) -> int:
+        """How many of those with keys have neither requests under way nor waiting."""
+        left = tenant.keys - self._active
+        if left > 0 and self._turns.count:
+            left -= sum(
+                not background and not self._running[name, background]
+                for name, background in self._turns.waiting_keys()
+            )
+        return max(0, left)
+
     def began(self, placement: Served, request: ServedShare) -> None:
         """Does nothing for a request without a tenant."""
         tenant = request.tenant
         if tenant.name:
             self._open[placement] = request, placement.output_tokens
-            self._running[tenant.name, tenant.background] += 1
+            key = (tenant.name, tenant.background)
+            self._active += not tenant.background and not self._running[key]
+            self._running[key] += 1
 
     def ended(self, placement: Served) -> None:
         found = self._open.pop(placement, None)
@@ -99,6 +113,7 @@ class ServiceLedger:
         self._running[key] -= 1
         if not self._running[key]:
             del self._running[key]
+            self._active -= not tenant.background
 
     def settle(self) -> None:
         """Charge what came since the last time, unless that was just now."""
