@@ -1,7 +1,7 @@
 """`python -m dynamo.mocker` that notes every token it computes: `counted_mocker.py FILE FLAG…`.
 
-A line is `time pid request place count`: the place of the first of `count` tokens within the answer, so a token that was
-computed twice has the same request and place in two lines. Lines are written at once, so a kill loses none.
+A line is `time pid request place count`: the place of the first of `count` tokens within the answer, so a token that
+was computed twice has the same request and place in two lines. Lines are written at once, so a kill loses none.
 """
 
 from __future__ import annotations

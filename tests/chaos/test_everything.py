@@ -13,7 +13,7 @@ import random
 import signal
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -64,11 +64,9 @@ class Site:
         self._state = folder / "state"
         self._file = folder / "serve.yaml"
         worker = [sys.executable, COUNTED, str(self.counts), *MOCKER]
+        waits = {"model-wait-secs": 60, "model-restart-secs": 600}
         frontends = {
-            f"frontend-{number}": {
-                "kind": "frontend",
-                "flags": {"http-host": host.address, "http-port": port, "model-wait-secs": 60, "model-restart-secs": 600},
-            }
+            f"frontend-{number}": {"kind": "frontend", "flags": {"http-host": host.address, "http-port": port, **waits}}
             for number, port in enumerate(ports)
         }
         components = {"worker": {"command": worker, "replicas": 2}, **frontends}
@@ -79,8 +77,8 @@ class Site:
         """The controller; it starts what is missing, and adopts what it left when it was killed."""
         words = ["-c", "from dynamo.cli.main import dynamo; dynamo()", "serve", str(self._file)]
         if self.kind == "planner":
-            words = ["-m", "dynamo.planner", "--deployment", str(self._file), "--frontend-url", self.urls[0],
-                     "--min-endpoint", "2", "--max-gpu-budget", "3", "--load-adjustment-interval-seconds", "1"]  # fmt: skip
+            words = ["-m", "dynamo.planner", "--deployment", str(self._file), "--frontend-url", self.urls[0]]
+            words += ["--min-endpoint", "2", "--max-gpu-budget", "3", "--load-adjustment-interval-seconds", "1"]
         program, *rest = self._host.inside(sys.executable, *words)
         self.controller = await self._stack.python(*rest, interpreter=program, **self._environ)
 
@@ -253,8 +251,9 @@ async def disturb(folder: Path, plane: str, requests: int, every: float) -> None
             await asyncio.gather(killing, return_exceptions=True)
             seconds = time.monotonic() - begun
             kinds = Counter(each.name.partition(" of ")[0].partition("-")[0] for each in killer.killed)
-            print(f"\nseed {seed}, {plane}: {answered} of {requests} streams in {seconds:.0f} s, {connections} "
-                  f"reconnections, {len(killer.killed)} kills {dict(kinds)}, {len(different)} differ", flush=True)  # fmt: skip
+            counts = f"{answered} of {requests} streams in {seconds:.0f} s, {connections} reconnections"
+            kills = f"{len(killer.killed)} kills {dict(kinds)}"
+            print(f"\nseed {seed}, {plane}: {counts}, {kills}, {len(different)} differ", flush=True)
         twice = computed_twice([site.counts for site in sites], killer.killed)
         print(f"{twice.computed} tokens, {twice.after_a_death} again after a death, {len(twice.alive)} beside a worker "
               "that had computed them and lived", flush=True)  # fmt: skip
