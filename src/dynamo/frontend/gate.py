@@ -66,6 +66,8 @@ class Gate:
                 response: web.StreamResponse | None = self._cors.preflight(request) if self._cors else None
                 if response is None:
                     self._admit(request, route)
+                    if isinstance(request.protocol, Connection):
+                        request.protocol.admitted()
                     if "Expect" in request.headers:
                         await _go_on(request)
                     body, raw_body = await read(request)
