@@ -20,6 +20,8 @@ SLICE = 16 << 10
 READ = 32 << 10
 """Bytes read from a connection at a time: what many of them have sent is read in one turn of the loop, before any request
 of theirs is looked at."""
+SMALL = 2 << 10
+"""Bytes that may be a request's body in chunks of a byte: the parser keeps up to 16 times as much for those."""
 END = b"\r\n\r\n"
 """Of a header."""
 FULL = b"""{"error":{"message":"This server has too many open connections. Please retry shortly.",\
@@ -125,7 +127,7 @@ class HttpConnection(web.RequestHandler):
 
     def _may_be_chunked(self, data: bytes) -> bool:
         """Its body could be thousands of chunks, each of which costs the parser more than its bytes."""
-        return self._holds and (bool(self._header_size) or b"chunked" in data[: data.find(END)].lower())
+        return len(data) > SMALL and self._holds and (self._header_size > 0 or b"chunked" in data.lower())
 
     def _headers_received(self, data: bytes) -> None:
         """Parse it header by header, in slices, and not a byte more of what comes after one whose body is held."""
