@@ -5,7 +5,7 @@
 Workers are real processes, replaced when they end. The killers of the first kind go to an engine in Python that aborts,
 faults, exits, is killed, allocates, hangs, or aborts in the middle of its answer. Those of the second kind are
 constraints in public fields of requests, sent to mistral.rs, llama.cpp and, with `--vllm PYTHON`, to vLLM by that
-interpreter; the bounds and the trial that stop such constraints are switched off for them (`--fields 0` leaves them out).
+interpreter; the bounds and the trial that stop such constraints are switched off for them. `--fields 0` leaves them out.
 Every killer is sent twice. With `--at-once N` so many are sent together.
 """
 
@@ -176,8 +176,10 @@ async def ask_others(users: list[openai.AsyncOpenAI], alone: dict[str, str], req
 
 
 async def clear_prompts(url: str, prompts: list[str]) -> list[str]:
-    """Those in whose greedy answers each token leads the next best one by much: an engine rounds its sums in another way
-    beside other requests, and others change with no fault at all."""
+    """Those in whose greedy answers each token leads the next best one by much.
+
+    An engine rounds its sums in another way beside other requests: other answers change with no fault at all.
+    """
     asked = {"model": "tiny", "max_tokens": 40, "temperature": 0}
     async with aiohttp.ClientSession(headers={"Authorization": "Bearer other"}) as session:
         pool = [Question("/v1/completions", {**asked, "prompt": prompt}) for prompt in prompts]
@@ -200,9 +202,9 @@ async def run(name: str, words: tuple[str, ...], killers: list[tuple[str, Fields
                 servers.append(Frontend(process, (await process.line("serving on ")).rpartition(" ")[2]))
             users, hostile = clients(servers, "other"), clients(servers, "killer")
             await all_serve(servers, workers)
-            prompts = [f"The {number}th of many prompts: " + "word " * number for number in range(24)]
+            prompts = [f"The {number}th of many prompts: " + "word " * number for number in range(72 if real else 24)]
             if real:
-                prompts = await clear_prompts(servers[0].url, prompts * 3)
+                prompts = await clear_prompts(servers[0].url, prompts)
                 print(f"{name}: {len(prompts)} prompts with a clear answer", flush=True)
             alone = {prompt: await complete(users[0], prompt=prompt, temperature=0) for prompt in prompts}
             outcome, done = Outcome(), asyncio.Event()
@@ -234,9 +236,10 @@ async def run(name: str, words: tuple[str, ...], killers: list[tuple[str, Fields
                 await each.close()
         total = sum(cost for _, cost in costs)
         deadly = sum(cost > 0 for _, cost in costs)
+        most = max(cost for _, cost in costs)
         print(
-            f"{name}: {len(killers)} killers, of which {deadly} ended a worker; {total} workers lost, at most "
-            f"{max(cost for _, cost in costs)} by {at_once} at once, {again} when sent again; the other key: {outcome.answered} "
+            f"{name}: {len(killers)} killers, {at_once} at once, of which {deadly} ended a worker; {total} workers lost, "
+            f"at most {most} at a time, {again} when sent again; the other key: {outcome.answered} "
             f"answered, {len(outcome.failed)} failed, {outcome.differ} differ, the longest {outcome.longest:.1f} s",
             flush=True,
         )
@@ -278,7 +281,7 @@ def main() -> None:
         killers = list(field_killers(given.fields // len(engines)))
         words: tuple[str, ...] = (UNGUARDED, "dynamo.worker", engine, "tiny", "--migration-limit", "5")
         if engine == "vllm":
-            words = (*words, "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16")
+            words = (*words, "--max-model-len", "1024", "--kv-cache-memory-bytes", "64M")
         good &= asyncio.run(
             run(engine, words, killers, given.requests // 4, given.frontends, given.workers,
                 (UNGUARDED, "dynamo.frontend"), real=True, at_once=given.at_once,

@@ -4,8 +4,8 @@ Each attack meets a frontend of its own. The memory is the highest the process h
 used during the attack, and the wait the longest that a probe of `/live` beside it took.
 
 Two more measures: what it costs to refuse a request in each way, beside a plain 401 on a connection of its own; and
-1,000 strangers at once, from a process of the lowest priority, beside a client with a key, whose time to the first token
-is compared with that of the same client alone, just before and after.
+1,000 strangers at once, from a process of the lowest priority, beside a client with a key, whose time to the first
+token is compared with that of the same client alone, just before and after.
 
 python benchmarks/strangers.py [--only headers] [--strangers 1000] [--seconds 20]
 """

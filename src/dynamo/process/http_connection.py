@@ -18,8 +18,8 @@ HEADERS = 8 << 20
 SLICE = 16 << 10
 """Bytes given to the parser at a time, so that it keeps no longer header than is counted."""
 READ = 32 << 10
-"""Bytes read from a connection at a time: what many of them have sent is read in one turn of the loop, before any request
-of theirs is looked at."""
+"""Bytes read from a connection at a time: what many of them have sent is read in one turn of the loop, before any
+request of theirs is looked at."""
 SMALL = 2 << 10
 """Bytes that may be a request's body in chunks of a byte: the parser keeps up to 16 times as much for those."""
 END = b"\r\n\r\n"
@@ -94,7 +94,7 @@ class HttpConnection(web.RequestHandler):
         holds_bodies: bool = False,
         **options: Any,
     ) -> None:
-        """`holds_bodies`: a body that is not complete with its header is neither parsed nor read on before `admitted`."""
+        """`holds_bodies`: one that is not complete with its header is neither parsed nor read on before `admitted`."""
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._reserve = reserve
         self._headers = headers
