@@ -5,8 +5,8 @@
 Workers are real processes, replaced when they end. The killers of the first kind go to an engine in Python that aborts,
 faults, exits, is killed, allocates, hangs, or aborts in the middle of its answer. Those of the second kind are
 constraints in public fields of requests, sent to mistral.rs, llama.cpp and, with `--vllm PYTHON`, to vLLM by that
-interpreter; the bounds and the trial that stop such constraints are switched off for them. `--fields 0` leaves them out.
-Every killer is sent twice. With `--at-once N` so many are sent together.
+interpreter; the bounds and the trial that stop such constraints are switched off for them. `--fields 0` leaves them
+out. Every killer is sent twice. With `--at-once N` so many are sent together.
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ async def run(name: str, words: tuple[str, ...], killers: list[tuple[str, Fields
         deadly = sum(cost > 0 for _, cost in costs)
         most = max(cost for _, cost in costs)
         print(
-            f"{name}: {len(killers)} killers, {at_once} at once, of which {deadly} ended a worker; {total} workers lost, "
-            f"at most {most} at a time, {again} when sent again; the other key: {outcome.answered} "
+            f"{name}: {len(killers)} killers, {at_once} at once, of which {deadly} ended a worker; {total} workers "
+            f"lost, at most {most} at a time, {again} when sent again; the other key: {outcome.answered} "
             f"answered, {len(outcome.failed)} failed, {outcome.differ} differ, the longest {outcome.longest:.1f} s",
             flush=True,
         )
