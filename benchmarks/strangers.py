@@ -296,10 +296,10 @@ async def together(address: str, grpc_address: str, strangers: int, ready: Calla
 class Waits(NamedTuple):
     half: float
     most: float
-    count: int
+    requests: int
 
     def __str__(self) -> str:
-        return f"{1000 * self.half:.1f} and {1000 * self.most:.1f} ms of {self.count}"
+        return f"{1000 * self.half:.1f} and {1000 * self.most:.1f} ms of {self.requests}"
 
 
 async def first_tokens(frontend: Frontend, seconds: float) -> Waits:
@@ -383,7 +383,8 @@ async def main() -> None:
     given = parser.parse_args()
     only = given.only
     if given.attack:
-        await together(*given.attack, given.strangers, lambda: print("ready", flush=True))
+        address, grpc_address = given.attack
+        await together(address, grpc_address, given.strangers, lambda: print("ready", flush=True))
     rows = [await measure(attack) for attack in ATTACKS if not only or attack.__name__ in only]
     if rows:
         print(table(["attack", "MB", "CPU s", "longest wait, ms"], rows))

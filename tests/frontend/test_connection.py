@@ -110,6 +110,21 @@ async def test_a_malformed_chunk_behind_the_header_is_refused_at_once(tmp_path: 
         assert b"the request's body is not valid HTTP" in answer
 
 
+@pytest.mark.parametrize(("size", "refused"), [(1, True), (64, False)])
+async def test_a_large_body_in_tiny_chunks_is_refused(tmp_path: Path, size: int, refused: bool) -> None:
+    """Each chunk costs as much as a hundred bytes."""
+    messages = [{"role": "user", "content": "Say no more." + " " * 400_000}]
+    content = json.dumps({"model": "toy", "messages": messages}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    cut = (content[start : start + size] for start in range(0, len(content), size))
+    body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in cut) + b"0\r\n\r\n"
+    async with serving(tmp_path) as stack, stack.raw() as (reader, writer):
+        writer.write(head + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        answer = await closed(reader)
+        assert (b"the chunks of the request's body are too small" in answer) is refused
+        assert answer.startswith(b"HTTP/1.1 400 ") is refused
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [

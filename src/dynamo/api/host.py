@@ -118,7 +118,8 @@ class KeptState:
                 waits = False
                 for owned in self._owned.values():
                     waits |= await owned.takeover.round()
-            if rounds:
+            if rounds and self._folder:
+                await delete_leftovers(self._records, self._folder)
                 for owned in self._owned.values():
                     await owned.batches.start()
 

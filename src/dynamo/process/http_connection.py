@@ -22,6 +22,9 @@ READ = 32 << 10
 request of theirs is looked at."""
 SMALL = 2 << 10
 """Bytes that may be a request's body in chunks of a byte: the parser keeps up to 16 times as much for those."""
+OVERHEAD = 256 << 10
+"""Bytes of a body that are not its content, beside a quarter of the content: each chunk costs the parser as much as a
+hundred bytes."""
 END = b"\r\n\r\n"
 """Of a header."""
 FULL = b"""{"error":{"message":"This server has too many open connections. Please retry shortly.",\
@@ -82,7 +85,8 @@ class BoundedReads(asyncio.BufferedProtocol):
 
 class HttpConnection(web.RequestHandler):
     __slots__ = (
-        "_body", "_discards", "_header_size", "_headers", "_held", "_holds", "_rejected", "_reserve", "_until_closed",
+        "_body", "_body_size", "_discards", "_header_size", "_headers", "_held", "_holds", "_rejected", "_reserve",
+        "_until_closed",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +108,8 @@ class HttpConnection(web.RequestHandler):
         self._holds = holds_bodies
         self._held: bytearray | None = None
         """What was read of a body that is held; None if none is."""
+        self._body_size = 0
+        """Bytes that have come of it, with the frames of its chunks."""
         self._rejected = False
         """Before anything was asked."""
         self._discards = False
@@ -191,22 +197,30 @@ class HttpConnection(web.RequestHandler):
         if self._request_count != before and not self._body.is_eof():
             # What follows a body that has not ended is an error in it, of which its reader knows nothing yet.
             self._messages.pop()
-            self._body.set_exception(HttpError(400, "the request's body is not valid HTTP"))
-            self.discard()
-            self.close()
+            self._refuse_body("the request's body is not valid HTTP")
         elif self._request_count != before:
-            self._body = self._messages[-1][1]
+            self._body, self._body_size = self._messages[-1][1], 0
             if self._holds and not self._body.is_eof():
                 self._hold(b"")
             if self._header_size:
                 self._header_size = 0
                 self._headers.forget(self)
-        elif is_header:
+        elif not is_header:
+            self._body_size += len(data)
+            content = self._body.total_bytes
+            if self._body_size - content > OVERHEAD + content // 4 and not self._body.is_eof():
+                self._refuse_body("the chunks of the request's body are too small")
+        else:
             self._header_size += len(data)
             if self._header_size > HEADER:
                 self._refuse_header()
             elif data:
                 self._headers.count(self, self._header_size)
+
+    def _refuse_body(self, why: str) -> None:
+        self._body.set_exception(HttpError(400, why))
+        self.discard()
+        self.close()
 
     def _hold(self, data: bytes) -> None:
         if self._discards:
