@@ -234,7 +234,7 @@ async def run(name: str, words: tuple[str, ...], killers: list[tuple[str, Fields
             fleet.stop()
             for each in (*users, *hostile):
                 await each.close()
-        total = sum(cost for _, cost in costs)
+        total = fleet.lost
         deadly = sum(cost > 0 for _, cost in costs)
         most = max(cost for _, cost in costs)
         print(
