@@ -146,6 +146,7 @@ class Server:
             self._listener = await self._listen(self._runner, tls)
         self._frontend.started = True
         self._loop_delay.start()
+        self._frontend.recorder.start()
         if self._certificate:
             self._certificate.watch()
         # Objects that exist by now live as long as the process: later collections need not visit them.
@@ -172,6 +173,7 @@ class Server:
         """End the requests that still run. May be called in any state."""
         self._frontend.draining = True
         self._loop_delay.stop()
+        self._frontend.recorder.stop()
         if self.grpc:
             await self.grpc.stop()
         if self._certificate:

@@ -8,6 +8,7 @@ from dynamo.api.host import Host, KeptState
 from dynamo.frontend.callers import Callers
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
+from dynamo.frontend.fleet.recorder import FleetRecorder
 from dynamo.frontend.fleet.stream import VIEWING, FleetStream
 from dynamo.frontend.fleet.view import FleetView
 from dynamo.frontend.measure.loop_delay import LoopDelay
@@ -55,7 +56,8 @@ class Frontend(Host):
         """All that requests need is there."""
         self.draining = False
         """New requests are refused, running ones finish."""
-        view = FleetView(models, requests, PlannerFeed(events), PrefixTable(models))
+        self.recorder = FleetRecorder(models, requests)
+        view = FleetView(models, requests, PlannerFeed(events), PrefixTable(models), self.recorder)
         self.fleet = FleetStream(view, lambda: self.draining)
         self._loop_delay = loop_delay
         self._siblings = siblings

@@ -195,6 +195,11 @@ class Models:
             return "refused"
         return "ready" if worker.instance and worker.instance.ready else "unhealthy"
 
+    def moved(self, worker: Member) -> int:
+        """How many requests for its model were moved away from it."""
+        group = self._groups.get(worker.card.name) if worker.card else None
+        return group.instances.moved[worker.instance_id] if group else 0
+
     def channel(self, instance: Instance) -> Channel:
         return self._runtime.plane.channel(instance)
 
