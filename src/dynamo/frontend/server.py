@@ -17,6 +17,7 @@ from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
 from dynamo.api.catalog import APIS, line_endpoints
 from dynamo.api.host import KeptState, open_state
+from dynamo.api.mcp.servers import mcp_servers
 from dynamo.api.route import Api
 from dynamo.frontend.app import application
 from dynamo.frontend.callers import Callers
@@ -99,6 +100,7 @@ class Server:
             runtime.events,
             siblings,
             strips_preamble=config.strip_anthropic_preamble,
+            mcp=mcp_servers(config.mcp_servers, config.mcp_commands),
         )
         add_tables(runtime.inspection, self._frontend)
         self._gate = Gate(self._frontend, config, tracing)

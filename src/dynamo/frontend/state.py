@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aiohttp import web
+
 from dynamo.api.host import Host, KeptState
+from dynamo.api.mcp.servers import McpServer
 from dynamo.frontend.callers import Callers
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
@@ -45,6 +48,7 @@ class Frontend(Host):
         siblings: Siblings | None = None,
         *,
         strips_preamble: bool = False,
+        mcp: Mapping[str, McpServer] | None = None,
     ) -> None:
         self.callers = callers
         self.inspection = inspection
@@ -52,6 +56,7 @@ class Frontend(Host):
         self.requests = requests
         self.payloads = requests.payloads
         self.strips_preamble = strips_preamble
+        self.mcp = mcp or {}
         self.started = False
         """All that requests need is there."""
         self.draining = False
@@ -61,6 +66,9 @@ class Frontend(Host):
         self.fleet = FleetStream(view, lambda: self.draining)
         self._loop_delay = loop_delay
         self._siblings = siblings
+
+    def may_administer(self, request: web.Request) -> bool:
+        return self.callers.is_admin(request)
 
     def snapshot(self) -> list[MetricFamily]:
         """The metrics of this process."""

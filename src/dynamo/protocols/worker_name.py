@@ -8,7 +8,7 @@ NUMBERS = 100_000
 
 
 def worker_name(instance_id: int) -> str:
-    """Of 256 workers of a fleet, two have one name once in 800 fleets; the id tells those apart."""
+    """Two of 256 workers share a name in one of 800 fleets; their ids tell them apart."""
     digest = xxhash.xxh3_64_intdigest(str(instance_id).encode())
     return f"{_WORDS[digest % len(_WORDS)]}-{digest // len(_WORDS) % NUMBERS:05d}"
 

@@ -22,7 +22,7 @@ SETTLE_TICKS = 2
 """Ticks from a worker's disappearance until it is said why: its farewell may come a moment after."""
 
 
-class _Seen(Struct):
+class _KnownWorker(Struct):
     member: Member
     health: str
     connected: bool = False
@@ -31,10 +31,10 @@ class _Seen(Struct):
     ticks_gone: int = 0
 
 
-class _Event(Struct, frozen=True):
+class _WorkerEvent(Struct, frozen=True):
     time: float
     kind: str
-    seen: _Seen
+    seen: _KnownWorker
 
 
 class FleetLog:
@@ -43,11 +43,11 @@ class FleetLog:
     def __init__(self, models: Models, clock: Callable[[], float] = time.time) -> None:
         self._models = models
         self._clock = clock
-        self._known: dict[str, _Seen] | None = None
+        self._known: dict[str, _KnownWorker] | None = None
         """By path; None until the first tick."""
-        self._leaving: dict[str, _Seen] = {}
-        self._events: deque[tuple[int, _Event]] = deque(maxlen=MOST_EVENTS)
-        self._gone: deque[tuple[str, str, _Seen]] = deque(maxlen=MOST_GONE)
+        self._leaving: dict[str, _KnownWorker] = {}
+        self._events: deque[tuple[int, _WorkerEvent]] = deque(maxlen=MOST_EVENTS)
+        self._gone: deque[tuple[str, str, _KnownWorker]] = deque(maxlen=MOST_GONE)
         self._numbered = 0
 
     def tick(self) -> None:
@@ -59,7 +59,7 @@ class FleetLog:
             health = self._models.health(member)
             seen = known.pop(member.path, None) if known else None
             if seen is None:
-                seen = _Seen(member, health)
+                seen = _KnownWorker(member, health)
                 if known is not None:
                     self._add(now, "joined", seen)
             elif seen.health != health:
@@ -73,7 +73,7 @@ class FleetLog:
         self._settle(now)
         self._forget(now - KEPT_SECONDS)
 
-    def _look(self, seen: _Seen) -> None:
+    def _look(self, seen: _KnownWorker) -> None:
         if seen.member.instance and not seen.connected:
             seen.connected = self._models.channel(seen.member.instance).ready
 
@@ -88,9 +88,9 @@ class FleetLog:
                 self._gone.append((path, state, seen))
                 self._add(seen.gone_at, state, seen)
 
-    def _add(self, now: float, kind: str, seen: _Seen) -> None:
+    def _add(self, now: float, kind: str, seen: _KnownWorker) -> None:
         self._numbered += 1
-        self._events.append((self._numbered, _Event(now, kind, seen)))
+        self._events.append((self._numbered, _WorkerEvent(now, kind, seen)))
 
     def _forget(self, before: float) -> None:
         while self._events and self._events[0][1].time < before:
@@ -101,7 +101,7 @@ class FleetLog:
     def event_rows(self) -> Document:
         return {str(number): self._event_row(event) for number, event in self._events}
 
-    def _event_row(self, event: _Event) -> Document:
+    def _event_row(self, event: _WorkerEvent) -> Document:
         member = event.seen.member
         row: Document = {"time": round(event.time, 3), "kind": event.kind, "worker_id": str(member.instance_id)}
         row["name"] = worker_name(member.instance_id)
@@ -119,7 +119,7 @@ class FleetLog:
             if path not in (self._known or {})
         }
 
-    def _gone_row(self, state: str, seen: _Seen) -> Document:
+    def _gone_row(self, state: str, seen: _KnownWorker) -> Document:
         assert seen.member.card
         row = about_worker(seen.member, seen.member.card)
         return {**row, "health": state, "gone_at": round(seen.gone_at, 3), "moved": self._models.moved(seen.member)}
