@@ -56,7 +56,8 @@ class InstanceSet:
     An instance that fails is passed over until a probe of it is answered, or discovery reports a change of it.
     """
 
-    def __init__(self, name: str, plane: RequestPlane) -> None:
+    def __init__(self, name: str, plane: RequestPlane, moved: Counter[int] | None = None) -> None:
+        """`moved` counts the requests that are moved away, by the instance that failed them."""
         self.name = name
         self._plane = plane
         self._instances: dict[int, Instance] = {}
@@ -70,8 +71,7 @@ class InstanceSet:
         """Instances that fail their own health checks."""
         self._taken_out: set[int] = set()
         """Instances that an administrator has taken out of rotation."""
-        self.moved: Counter[int] = Counter()
-        """Requests that were moved away, by the instance that failed them."""
+        self._moved: Counter[int] = Counter() if moved is None else moved
         self._added = asyncio.Event()
         self._followers: list[OnChange] = []
         self._ids: tuple[int, ...] | None = ()
@@ -208,9 +208,9 @@ class InstanceSet:
 
     def request_moved(self, instance_id: int) -> None:
         """A request goes on elsewhere, because this instance failed."""
-        self.moved[instance_id] += 1
-        if len(self.moved) > MOST_MOVED:
-            del self.moved[next(iter(self.moved))]
+        self._moved[instance_id] += 1
+        if len(self._moved) > MOST_MOVED:
+            del self._moved[next(iter(self._moved))]
 
     def inhibit(self, instance_id: int) -> None:
         """Pass over an instance that broke a stream, hangs or cannot be reached until it answers a probe."""

@@ -84,7 +84,7 @@ class FleetView:
             "version": __version__,
             "running": len(self._requests),
             "models": self._model_rows(served),
-            "workers": self._workers.rows(served),
+            "workers": self._workers.rows(self._models.versions()),
             "gone": self._recorder.log.gone_rows(),
             "events": self._recorder.log.event_rows(),
             "history": self._recorder.history.rows(),
