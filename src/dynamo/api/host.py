@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from aiohttp import web
 from msgspec import Struct
 
 from dynamo.api.answers.errors import error_answer
+from dynamo.api.mcp.servers import McpServer
 from dynamo.api.openai.trace_payload import PayloadCapture
 from dynamo.api.responses import stored_conversations as conversations
 from dynamo.api.responses import stored_responses as responses
@@ -157,8 +159,14 @@ class Host(Protocol):
     models: Models
     state: KeptState
     """What is kept between requests, apart for each API key."""
+
+    def may_administer(self, request: web.Request) -> bool:
+        """Whether its sender may use the routes of administrators."""
+
     strips_preamble: bool
     """The line that Claude Code writes for Anthropic's billing is left out of prompts."""
+    mcp: Mapping[str, McpServer]
+    """The MCP servers that the operator has named."""
     payloads: PayloadCapture | None
     """Where request traces keep what chats said."""
 

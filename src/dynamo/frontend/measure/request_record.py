@@ -18,6 +18,7 @@ from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
 from dynamo.protocols.engine import Session, Tenant
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.delivery.delivery import Delivery
 
 log = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ class RequestRecord:
         """For each request to a decode worker: which worker computed the prompt, and why."""
         decisions = [one.placement.decision for one in self._deliveries if one.placement]
         return [
-            f"{each.prefill_worker_id or each.worker_id:x}:{each.handoff.reason}"
+            f"{worker_name(each.prefill_worker_id or each.worker_id)}:{each.handoff.reason}"
             for each in decisions
             if each and each.handoff
         ]
@@ -308,7 +309,7 @@ class RequestRecord:
         about = ""
         if self._model:
             first = f"{(self._first_token - self.started) * 1e3:.1f}ms" if self._first_token else "-"
-            workers = ",".join(f"{worker:x}" for worker in self.workers) or "-"
+            workers = ",".join(worker_name(worker) for worker in self.workers) or "-"
             tokens = f"in={self.input_tokens or '-'} out={self.output_tokens or '-'}"
             about = f" model={self.model} worker={workers} {tokens} ttft={first}"
             if prefills := self.prefills:

@@ -26,6 +26,7 @@ from dynamo.protocols.errors import (
     WorkerBusy,
 )
 from dynamo.protocols.streams import StreamClaim
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.config import RequestBackoff
 from dynamo.router.delivery.continuation import correct_usage, is_guided, limit_cached
 from dynamo.router.delivery.history import DeliveryHistory
@@ -245,7 +246,7 @@ class Delivery:
                 partial(self._place, request, pinned=kept_at.instance_id), set(), pinned=True
             )
         except DynamoException as error:
-            log.warning("request %s: instance %x: %s", self._context.id(), kept_at.instance_id, error)
+            log.warning("request %s: worker %s: %s", self._context.id(), worker_name(kept_at.instance_id), error)
             return None
 
     def _pause(self) -> float | None:
@@ -384,9 +385,10 @@ class Delivery:
                 return
             case Next.Move:
                 self.history.begin_migration(instance_id)
+                self._instances.request_moved(instance_id)
                 log.warning(
-                    "request %s: instance %x failed after %d tokens (%s), moving it to another",
-                    self._context.id(), instance_id, len(self.progress.generated or ()), error,
+                    "request %s: worker %s failed after %d tokens (%s), moving it to another",
+                    self._context.id(), worker_name(instance_id), len(self.progress.generated or ()), error,
                 )  # fmt: skip
         self._migrating = asyncio.create_task(self._migrate(error))
 
