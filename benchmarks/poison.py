@@ -140,7 +140,7 @@ def clients(frontends: list[Frontend], key: str) -> list[openai.AsyncOpenAI]:
 
 
 async def all_serve(frontends: list[Frontend], workers: int) -> None:
-    """Wait until every frontend can send to so many workers."""
+    """Wait until every frontend can send to this many workers."""
     async with aiohttp.ClientSession(headers={"Authorization": "Bearer other"}) as http:
         for frontend in frontends:
 
@@ -154,7 +154,7 @@ async def all_serve(frontends: list[Frontend], workers: int) -> None:
 
 async def ask_others(users: list[openai.AsyncOpenAI], alone: dict[str, str], requests: int, outcome: Outcome,
                      done: asyncio.Event) -> None:  # fmt: skip
-    """Ask until there were so many requests and all killers were sent."""
+    """Ask until there were this many requests and all killers were sent."""
     prompts, numbers = list(alone), iter(range(10**9))
 
     async def one() -> None:

@@ -58,7 +58,7 @@ class Asking:
         return int(self._last or 0)
 
     def more(self, count: int) -> None:
-        """Wait until so many more were answered, or failed."""
+        """Wait until this many more were answered, or failed."""
         with self._said:
             until = self.answered + count
             self._said.wait_for(lambda: self._ended or self.answered >= until)
