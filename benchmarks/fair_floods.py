@@ -102,8 +102,8 @@ def main() -> None:
             )  # fmt: skip
             print(rows[-1], flush=True)
     heads = (
-        "flood", "alone p50 / p99, ms", "beside", "median, times", "p99 more, steps", "step, ms", "beside, without keys",
-        "throughput of the flood",
+        "flood", "alone p50 / p99, ms", "beside", "median, times", "p99 more, steps", "step, ms",
+        "beside, without keys", "throughput of the flood",
     )  # fmt: skip
     print(table(heads, rows))
 
