@@ -336,7 +336,7 @@ async def measure(stack: Stack, attack: str, asks: int) -> tuple[Any, ...]:
 
     return (
         attack, f"{at(alone, 0.5):.0f} / {at(alone, 0.99):.0f}", f"{at(beside, 0.5):.0f} / {at(beside, 0.99):.0f}",
-        f"{at(beside, 0.5) / at(alone, 0.5):.2f}", len(other.failed), different, len(lost),
+        f"{at(beside, 0.5) / at(alone, 0.5):.2f}", str(len(other.failed)), str(different), str(len(lost)),
         f"{stack.children['frontend'].rss() / 1e6:.0f}",
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from dynamo.router.choice.service import (
     OUTPUT,
     PROMPT,
     ServiceLedger,
+    TenantsUnderWay,
     most_requests,
     prompt_cost,
 )
@@ -245,20 +246,28 @@ def test_batches_are_served_after_all_who_wait_for_their_answer() -> None:
     assert list(turns)[-1] is batch
 
 
-@pytest.mark.parametrize("most", [1, 2, 4, 32, 256])
+@pytest.mark.parametrize("most", [1, 2, 4, 8, 32, 256])
 def test_an_absent_tenant_finds_a_place_that_batches_and_floods_leave(most: int) -> None:
     light, batch = Tenant("light"), Tenant("flood", background=True)
-    floods, comes = most_requests(most, light, 5, absent=3), most_requests(most, light, 0, absent=3)
-    assert 1 <= most_requests(most, batch, 5, absent=3) <= floods <= comes == most
+    flooding, comes = TenantsUnderWay(own=most, active=1, absent=1), TenantsUnderWay(active=1, absent=1)
+    floods = most_requests(most, light, flooding)
+    assert 1 <= most_requests(most, batch, flooding) <= floods <= most_requests(most, light, comes) == most
     if most >= 8:
         assert floods < most
     if most > 1:
-        assert most_requests(most, batch, 0, absent=0) < most
+        assert most_requests(most, batch, TenantsUnderWay()) < most
 
 
 @pytest.mark.parametrize("most", [1, 8, 16, 24, 256])
-def test_no_place_is_kept_while_every_tenant_has_requests_under_way(most: int) -> None:
-    assert most_requests(most, Tenant("flood"), 5, absent=0) == most
+def test_no_place_is_kept_while_every_tenant_has_requests_under_way_or_waiting(most: int) -> None:
+    assert most_requests(most, Tenant("flood"), TenantsUnderWay(own=most, active=2, absent=0)) == most
+
+
+def test_who_has_far_less_than_an_equal_share_of_the_places_may_use_those_that_are_kept() -> None:
+    def most(own: int) -> int:
+        return most_requests(24, Tenant("one of ten"), TenantsUnderWay(own=own, active=10, absent=17))
+
+    assert (most(1), most(2)) == (24, 23)
 
 
 def test_a_tenant_is_absent_that_has_requests_neither_under_way_nor_waiting() -> None:
@@ -266,19 +275,19 @@ def test_a_tenant_is_absent_that_has_requests_neither_under_way_nor_waiting() ->
     ledger = ServiceLedger(turns)
     one, other = Tenant("a", keys=3), Tenant("b", keys=3)
     request = Request(one, (0.0,), prompt=10, cached=0, output=5)
-    assert ledger.absent(one) == 3
+    assert ledger.under_way(one).absent == 3
     first, second = Running(request), Running(request)
     for running in (first, second):
         ledger.began(running, request)
-    assert ledger.absent(one) == 2
+    assert ledger.under_way(one).absent == 2
     waiting = Request(other, (1.0,), prompt=10, cached=0, output=5)
     turns.add(waiting)  # needs no place that is kept: it is its turn, or that of somebody who had less
     turns.add(request)
-    assert ledger.absent(one) == 1
+    assert ledger.under_way(one).absent == 1
     turns.remove(waiting)
     turns.remove(request)
     ledger.ended(first)
-    assert ledger.absent(one) == 2
+    assert ledger.under_way(one).absent == 2
     ledger.ended(second)
-    assert ledger.absent(one) == 3
-    assert ledger.absent(Tenant("c")) == 0
+    assert ledger.under_way(one).absent == 3
+    assert ledger.under_way(Tenant("c")).absent == 0

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from dynamo.protocols.engine import Tenant
 from dynamo.router.choice.turns import Turns
 
@@ -21,15 +23,28 @@ def prompt_cost(computed: float, cached: float) -> float:
     return max(1.0, PROMPT * computed + CACHED * cached)
 
 
-def most_requests(max_num_seqs: int, tenant: Tenant, running: int, absent: int) -> int:
-    """How many requests a worker may have when it takes one of this tenant, of which `running` run already.
+class TenantsUnderWay(Struct, frozen=True):
+    """What decides who may use the places that are kept."""
 
-    A few places are kept for the `absent` tenants, which have nothing under way, more of them from batches: who comes
-    beside a flood of long answers would otherwise wait until one of them ends.
+    own: int = 0
+    """Requests of the tenant that run."""
+    active: int = 0
+    """Tenants with requests that run."""
+    absent: int = 0
+    """Tenants with keys that have requests neither under way nor waiting."""
+
+
+def most_requests(max_num_seqs: int, tenant: Tenant, under_way: TenantsUnderWay) -> int:
+    """How many requests a worker may have when it takes one of this tenant.
+
+    A few places are kept for absent tenants, and for those that have far less than an equal share of the places; more
+    of them from batches: who comes beside a flood of long answers would otherwise wait until one of them ends.
     """
     if tenant.background:
         return max(1, max_num_seqs - -(-max_num_seqs // 8))
-    return max(1, max_num_seqs - min(absent, _kept(max_num_seqs))) if running else max_num_seqs
+    if 2 * under_way.own * (under_way.active + 1) <= max_num_seqs:
+        return max_num_seqs
+    return max(1, max_num_seqs - min(under_way.absent, _kept(max_num_seqs)))
 
 
 def _kept(max_num_seqs: int) -> int:
@@ -81,8 +96,10 @@ class ServiceLedger:
         """How many of its requests are placed and have not ended."""
         return self._running[tenant.name, tenant.background]
 
-    def absent(self, tenant: Tenant) -> int:
-        """How many of those with keys have neither requests under way nor waiting."""
+    def under_way(self, tenant: Tenant) -> TenantsUnderWay:
+        return TenantsUnderWay(self.running(tenant), self._active, self._absent(tenant))
+
+    def _absent(self, tenant: Tenant) -> int:
         left = tenant.keys - self._active
         if left > 0 and self._turns.count:
             left -= sum(
