@@ -160,6 +160,15 @@ def computed_twice(files: list[Path], killed: list[Killed]) -> Twice:
     return twice
 
 
+def test_tokens_that_are_computed_twice_are_found(tmp_path: Path) -> None:
+    """Request a is continued by another worker, b again after its worker's death, and c beside one that lives."""
+    lines = ("1 10 a 0 3", "3 11 a 3 2", "1 10 b 0 3", "3 11 b 0 2", "1 12 c 0 2", "3 11 c 1 2")
+    (tmp_path / "counts").write_text("".join(f"{line}\n" for line in lines))
+    twice = computed_twice([tmp_path / "counts"], [Killed(2.0, "worker", 10)])
+    assert (twice.computed, twice.after_a_death, len(twice.alive)) == (14, 2, 1)
+    assert twice.alive[0].startswith("token 1 of c")
+
+
 @pytest.mark.parametrize("plane", ["tcp", "nats"])
 @pytest.mark.chaos
 async def test_frontends_workers_supervisor_and_planner_are_killed(tmp_path: Path, plane: str) -> None:

@@ -26,7 +26,7 @@ OVERHEAD = 256 << 10
 """Bytes of a body that are not its content, beside a quarter of the content: each chunk costs the parser as much as a
 hundred bytes."""
 END = b"\r\n\r\n"
-"""Of a header."""
+"""The end of a header."""
 FULL = b"""{"error":{"message":"This server has too many open connections. Please retry shortly.",\
 "type":"service_unavailable_error","param":null,"code":"unavailable"}}"""
 REJECTION = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
@@ -64,7 +64,7 @@ class BoundedReads(asyncio.BufferedProtocol):
     __slots__ = ("_connection", "connection_lost", "eof_received", "pause_writing", "resume_writing")
 
     _buffer = memoryview(bytearray(READ))
-    """Of all connections: it is emptied before the next one is read."""
+    """All connections share it: it is emptied before the next one is read."""
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection

@@ -82,7 +82,7 @@ class BackgroundRun:
 
     @property
     def tokens(self) -> int:
-        """Of prompt and answer, once it has ended."""
+        """How many prompt and answer have, once it has ended."""
         usage = self.response.usage
         return usage.total_tokens if usage else 0
 
