@@ -6,7 +6,7 @@ Workers are real processes, replaced when they end. The killers of the first kin
 faults, exits, is killed, allocates, hangs, or aborts in the middle of its answer. Those of the second kind are
 constraints in public fields of requests, sent to mistral.rs, llama.cpp and, with `--vllm PYTHON`, to vLLM by that
 interpreter; the bounds and the trial that stop such constraints are switched off for them. `--fields 0` leaves them
-out. Every killer is sent twice. With `--at-once N` so many are sent together.
+out. Every killer is sent twice. With `--at-once N` that many are sent together.
 """
 
 from __future__ import annotations

@@ -344,7 +344,7 @@ def throughput(options: argparse.Namespace, place: Path) -> None:
 
 
 def medians(sides: Sequence[Side | Offline], counts: Sequence[int]) -> dict[str, Any]:
-    """Of each side, and its tokens per second by those of SGLang's server in the same round."""
+    """The figures of each side, and its tokens per second by those of SGLang's server in the same round."""
 
     def middle(values: Sequence[float]) -> float:
         return sorted(values)[len(values) // 2]

@@ -101,7 +101,7 @@ class Site:
 
 
 class Killer:
-    """Kills one process every so many seconds, whatever became of the one before."""
+    """Kills one process after each pause of this many seconds, whatever became of the one before."""
 
     def __init__(self, sites: list[Site], seed: int, every: float) -> None:
         self.killed: list[Killed] = []
