@@ -49,10 +49,10 @@ class Asking:
 
 
 async def test_no_request_fails_while_workers_with_another_card_take_over(stack: Stack, tmp_path: Path) -> None:
-    """Also while an old worker finishes what it has, and where the tokenizers differ."""
-    old, new = models.byte_level_model(tmp_path / "old"), models.sentencepiece_model(tmp_path / "new")
+    """Also while an old worker finishes what it has, and those that were on their way to it."""
+    model = models.byte_level_model(tmp_path / "model")
     mocker = ("-m", "dynamo.mocker", "--model-name", "m", "--model-path")
-    leaving = await stack.python(*mocker, str(old), *SLOW, DYN_NAMESPACE="old")
+    leaving = await stack.python(*mocker, str(model), *SLOW, DYN_NAMESPACE="old")
     frontend = await stack.frontend()
     await frontend.until_models("m")
     begun = await frontend.client.chat.completions.create(
@@ -63,7 +63,7 @@ async def test_no_request_fails_while_workers_with_another_card_take_over(stack:
     asking = Asking(frontend)
     run = asyncio.create_task(asking.run())
     await asking.until(40)
-    await stack.python(*mocker, str(new), DYN_NAMESPACE="new")
+    await stack.python(*mocker, str(model), "--context-length", "1024", DYN_NAMESPACE="new")
     await frontend.until_instances(2)
     await asking.until(asking.answered + 40)
     leaving.signal(signal.SIGTERM)
