@@ -322,6 +322,7 @@ async def test_a_worker_without_snapshots_and_events_is_chosen_by_load(caplog: p
         await until(lambda: len(side.client.instance_set) == 1)
         assert await side.ask(asking("ABC")) == worker.id
         await until(lambda: "gives no snapshot of its KV cache" in caplog.text)
+        assert "--use-kv-events=false" in caplog.text
         assert await side.ask(asking("ABC")) == worker.id
 
 

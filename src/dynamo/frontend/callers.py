@@ -34,11 +34,11 @@ class Callers:
         if not keys.closed and config.default_key_limits:
             self._meters[ANYBODY] = KeyMeter(config.default_key_limits.divided(config.workers), clock)
         self._tenants: dict[str, Tenant] = {}
-        self.share_workers = keys.closed and len(tuple(keys)) > 1
+        count = len(tuple(keys)) if keys.closed else 0
+        self.share_workers = count > 1
         """Several keys take turns."""
         if keys.closed:
-            shares = self.share_workers
-            self._tenants = {key.owner: key.tenant(shares, config.share_kv_cache) for key in keys}
+            self._tenants = {key.owner: key.tenant(count, config.share_kv_cache) for key in keys}
         self.has_limits = bool(self._meters)
         self._local_hosts: set[str] = set()
         """Headers that were found to name this machine."""

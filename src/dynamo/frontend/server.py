@@ -35,7 +35,7 @@ from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.state import Frontend
 from dynamo.frontend.tls import Certificate, TlsError
 from dynamo.model import HubConfig
-from dynamo.process.http_connection import UnfinishedHeaders
+from dynamo.process.http_connection import BoundedReads, UnfinishedHeaders
 from dynamo.process.open_files import FileReserve, grpc_connections
 from dynamo.protocols.errors import StartError, Unavailable
 from dynamo.runtime import DistributedRuntime
@@ -220,7 +220,7 @@ class Server:
         host, port = self._config.host, self._config.http_port
         try:
             listener = await asyncio.get_running_loop().create_server(
-                lambda: Connection(http, limits, reserve, headers),
+                lambda: BoundedReads(Connection(http, limits, reserve, headers)),
                 host,
                 port,
                 ssl=tls,

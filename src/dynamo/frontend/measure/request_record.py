@@ -159,11 +159,17 @@ class RequestRecord:
 
     @property
     def input_tokens(self) -> int:
-        return sum([meter.prompt_tokens for meter in self._meters])
+        tokens = 0
+        for meter in self._meters:
+            tokens += meter.prompt_tokens
+        return tokens
 
     @property
     def cached_tokens(self) -> int:
-        return sum([meter.cached_tokens for meter in self._meters])
+        tokens = 0
+        for meter in self._meters:
+            tokens += meter.cached_tokens
+        return tokens
 
     @property
     def deliveries(self) -> Sequence[Delivery]:

@@ -223,7 +223,8 @@ class Follower:
         if rank.sync.failures > 1 and not rank.warned:
             rank.warned = True
             log.warning(
-                "worker %s rank %d gives no snapshot of its KV cache (%s); it is chosen by load only until it does",
+                "worker %s rank %d gives no snapshot of its KV cache (%s); it is chosen by load only until it does "
+                "(for an engine without KV events: --use-kv-events=false)",
                 *rank.worker.named, error or type(error).__name__,
             )  # fmt: skip
 

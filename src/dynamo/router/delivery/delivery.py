@@ -34,7 +34,7 @@ from dynamo.router.delivery.progress import DeliveryProgress, DeliveryState, Nex
 from dynamo.router.delivery.repetition import Repetition
 from dynamo.router.placement import Placement, PlaceRequest, pinned_instance
 from dynamo.router.stream_watch import UNWATCHED, StallLimits, StreamWatch
-from dynamo.router.suspects import Suspects, is_loss
+from dynamo.router.suspects import Suspects, Suspicion, is_loss
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
@@ -127,7 +127,8 @@ class Delivery:
         self._instances = instances
         self._context = context
         self._beside = options.beside()
-        self._suspicion = options.suspects.suspicion(self.request, options.tenant) if options.suspects else None
+        self._suspicion: Suspicion | None = None
+        """What is counted of it against requests that end workers."""
         self._watch = options.watch or StreamWatch(StallLimits(first=0, between=0))
         self._clock = UNWATCHED
         """The clock of the current stream; while another worker computes the prompt, there is none."""
@@ -162,8 +163,8 @@ class Delivery:
         self.history.asked_at = self.history.asked_at or perf_counter()
         lost: DynamoException | None = None
         try:
-            if self._suspicion:
-                self._suspicion.check()
+            if suspects := self._options.suspects:
+                self._suspicion = suspects.admit(self.request, self._options.tenant, self._suspicion)
             while True:
                 try:
                     lost = await self._send(lost)
@@ -366,7 +367,8 @@ class Delivery:
         if error.migratable and not isinstance(error, WorkerBusy):
             self._instances.inhibit(instance_id)
         free = False
-        if lost and suspicion:
+        if lost and (suspects := self._options.suspects):
+            suspicion = self._suspicion = suspicion or suspects.suspicion(self.request, self._options.tenant)
             generated = len(self.progress.generated or ())
             verdict = suspicion.worker_lost(instance_id, generated=None if pending else generated)
             if verdict and not self.progress.complete:
