@@ -7,12 +7,15 @@ stays, as cache, until its cells or its number are needed.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dynamo.kv.block_names import announced, announced_parent
+from dynamo.kv.idle_blocks import IdleBlocks
 from dynamo.kv.messages import Cleared, KvChange, Removed, Stored
+from dynamo.kv.pauses import SessionPause
+from dynamo.protocols.engine import SessionName
 
 
 class SequenceMemory(Protocol):
@@ -36,10 +39,11 @@ class Block:
 class Held:
     """One sequence in use or cached: full blocks, then `tail` cells of its own."""
 
-    __slots__ = ("blocks", "number", "tail")
+    __slots__ = ("blocks", "number", "session", "tail")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.session: SessionName | None = None
         self.blocks: list[Block] = []
         self.tail = 0
 
@@ -52,7 +56,14 @@ class BlockMap:
     """
 
     def __init__(
-        self, memory: SequenceMemory, cells: int, sequences: int, block_size: int, *, caching: bool = True
+        self,
+        memory: SequenceMemory,
+        cells: int,
+        sequences: int,
+        block_size: int,
+        *,
+        caching: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cells = cells
         self.block_size = block_size
@@ -61,8 +72,11 @@ class BlockMap:
         self._caching = caching
         self._numbers = list(range(sequences - 1, -1, -1))
         self._held: dict[int, Held] = {}
-        self._cached: OrderedDict[int, Held] = OrderedDict()
-        """Finished sequences, the least recently used first."""
+        self._cached: dict[int, Held] = {}
+        """Finished sequences."""
+        self._idle = IdleBlocks()
+        """Their numbers, in the order in which they give way."""
+        self._clock = clock
         self._found: dict[int, list[Block]] = {}
         """The copies of each block by its name, which no prompt can forge: see `dynamo.kv.block_names`."""
         self._events: list[KvChange] = []
@@ -97,8 +111,9 @@ class BlockMap:
     def begin(self, hashes: Sequence[int], tokens: int, promised: int = 0) -> Held | None:
         """A sequence that begins with the found blocks of `hashes` and has room for `tokens`; None if there is none.
 
-        `promised` cells are left to others. Cached sequences give way, the least recently used first.
+        `promised` cells are left to others. Cached sequences give way, those that are needed soonest last.
         """
+        self._idle.now = self._clock()
         hit = self.lookup(hashes)
         source = self._source(hashes[hit - 1]) if hit else None
         needed = tokens - hit * self.block_size
@@ -106,7 +121,7 @@ class BlockMap:
         if short > 0 and self._evictable(source.blocks[:hit] if source else []) < short:
             return None
         if source is not None and source.number in self._cached:
-            self._cached.move_to_end(source.number)
+            self._idle.touch(source.number)
         if not self._numbers and not self._free_number(source):
             return None
         held = Held(self._numbers.pop())
@@ -121,10 +136,12 @@ class BlockMap:
 
     def reserve(self, count: int) -> bool:
         """Free cells until `count` are free; False if requests hold too many."""
+        if self.cells - self.used < count:
+            self._idle.now = self._clock()
         while self.cells - self.used < count:
             if not self._cached:
                 return False
-            self._shorten(next(iter(self._cached.values())), count - (self.cells - self.used))
+            self._shorten(self._cached[self._idle.next()], count - (self.cells - self.used))
         return True
 
     def forget_cached(self) -> bool:
@@ -170,6 +187,12 @@ class BlockMap:
             if len(other.blocks) <= len(held.blocks) and held.number in other.blocks[-1].holders:
                 self._drop(other)
         self._cached[held.number] = held
+        self._idle.now = self._clock()
+        self._keep(held)
+
+    def paused(self, pause: SessionPause) -> None:
+        """Its session is between two turns."""
+        self._idle.paused(pause)
 
     def find(self, hashes: Sequence[int]) -> tuple[int, int] | None:
         """A sequence that holds the start of `hashes`, and how many blocks of it."""
@@ -201,6 +224,8 @@ class BlockMap:
         for block in blocks.values():
             assert block.holders == {held.number for held in sequences.values() if block in held.blocks}
         assert all(not held.tail and held.blocks for held in self._cached.values())
+        assert len(self._idle) == len(self._cached)
+        assert all(number in self._idle for number in self._cached)
 
     def _source(self, hash: int) -> Held:
         number = next(iter(self._found[hash][0].holders))
@@ -214,11 +239,19 @@ class BlockMap:
         return len(idle) * self.block_size
 
     def _free_number(self, source: Held | None) -> bool:
-        victim = next((held for held in self._cached.values() if held is not source), None)
-        if victim is None:
+        spared = source is not None and source.number in self._cached
+        if len(self._cached) <= spared:
             return False
-        self._drop(victim)
+        if spared and source is not None:
+            self._idle.remove(source.number)
+        self._drop(self._cached[self._idle.next()])
+        if spared and source is not None:
+            self._keep(source)
         return True
+
+    def _keep(self, held: Held) -> None:
+        session = held.session
+        self._idle.add([held.number], session.digest if session else "", session.tenant if session else "")
 
     def _shorten(self, held: Held, cells: int) -> None:
         """Take blocks off the end of a cached sequence until `cells` are free, or it is gone."""
@@ -234,6 +267,7 @@ class BlockMap:
 
     def _drop(self, held: Held) -> None:
         del self._cached[held.number]
+        self._idle.remove(held.number)
         self._truncate(held, 0)
         self._numbers.append(held.number)
 

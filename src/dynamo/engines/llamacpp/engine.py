@@ -35,6 +35,7 @@ from dynamo.engines.llamacpp.tier_metrics import TierMetrics
 from dynamo.engines.llamacpp.tier_setup import open_tiers, weights_digest
 from dynamo.engines.registry import EngineSpec
 from dynamo.kv.block_names import BlockNames
+from dynamo.kv.pauses import SessionPause
 from dynamo.model import HubConfig, LoadedModel, ModelError, build_card, open_card
 from dynamo.model.gguf import read_gguf
 from dynamo.protocols.card import ModelInput, ModelType, WorkerType
@@ -198,6 +199,10 @@ class LlamaCppEngine:
 
     def on_death(self, listener: DeathListener) -> None:
         self._on_death = listener
+
+    def session_paused(self, pause: SessionPause) -> None:
+        if self._thread is not None:
+            self._thread.paused(pause)
 
     async def clear_cache(self) -> bool:
         return bool(await self._running().call(self.scheduler.clear_cache))

@@ -218,6 +218,7 @@ class LlamaScheduler:
             self.waiting.popleft()
             self.running.append(job)
             job.held = held
+            held.session = job.session
             job.computed = len(held.blocks) * size
             if job.cached_tokens is None:
                 job.cached_tokens = job.computed
