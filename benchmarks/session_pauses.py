@@ -38,10 +38,10 @@ class FixedTime(PauseBook):
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
-        self._rates = tuple(1.0 if age <= seconds else 0.0 for age in (0.0, *AGES))
+        self._fixed = tuple(1.0 if age <= seconds else 0.0 for age in (0.0, *AGES))
 
     def paused(self, key: Key, kind: str, now: float) -> tuple[float, ...]:
-        return self._rates
+        return self._fixed
 
 
 def fitting(requests: list[SimulatedRequest], tokens: int) -> list[SimulatedRequest]:

@@ -140,3 +140,30 @@ def test_the_books_balance_however_blocks_come_and_go(seed: int) -> None:
         assert len(blocks) == len(inside)
         assert all(block in blocks for block in inside)
     assert sorted(blocks.take(99)) == sorted(inside)
+
+
+def test_of_many_sessions_those_expected_last_leave_too() -> None:
+    blocks = IdleBlocks()
+    for number in range(1000):
+        blocks.add([number], f"{number}")
+        blocks.paused(returns_in(f"{number}", 1.0 + number))
+    assert blocks.take(300) == list(range(999, 699, -1))
+    blocks.paused(SessionPause(worker_id=1, session="5", final=True))
+    blocks.paused(returns_in("6", 5000.0))
+    assert blocks.take(1) == [5]
+    blocks.now = 1.0
+    assert blocks.take(1) == [6]
+
+
+def test_a_session_of_many_turns_leaves_nothing_behind() -> None:
+    blocks = IdleBlocks()
+    blocks.add([1], "idle for ever")
+    for turn in range(2000):
+        blocks.now = float(turn)
+        blocks.add([2, 3], "busy")
+        blocks.remove(2)
+        blocks.remove(3)
+    assert len(blocks._tenants[""].released) < 100
+    assert blocks.take(5) == [1]
+    assert not blocks._tenants
+    assert not blocks._sessions

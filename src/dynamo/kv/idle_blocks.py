@@ -15,6 +15,9 @@ from dynamo.kv.pauses import UNKNOWN, SessionPause
 
 LEFT = 0.25
 """How likely it is that the next turn uses what the last one did not, compared with what it did."""
+FEW = 64
+RANK_SECONDS = 1e-4
+"""More than a few sessions are ranked anew after so long for each of them, so that a full cache costs little."""
 _ANYBODY = ""
 
 
@@ -50,6 +53,47 @@ class _Session:
         return rate * LEFT**unused if unused else rate
 
 
+class _Tenant:
+    """The sessions of one tenant that have idle blocks."""
+
+    __slots__ = ("ranked", "ranked_at", "released", "sessions")
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, _Session] = {}
+        self.released: deque[_Released] = deque()
+        """In the order of time. Their counts add up to the idle blocks."""
+        self.ranked: list[_Session] = []
+        """Those that leave next, the first one last, as of a moment ago; only of many sessions."""
+        self.ranked_at = 0.0
+
+    def oldest(self) -> _Released | None:
+        while self.released and not self.released[0].count:
+            self.released.popleft()
+        return self.released[0] if self.released else None
+
+    def forgive(self, released: _Released) -> None:
+        """A block is used again and counts no longer; if another was taken in its place, the youngest does not."""
+        if not released.count:
+            while not self.released[-1].count:
+                self.released.pop()
+            released = self.released[-1]
+        released.count -= 1
+
+    def next(self, now: float) -> _Session:
+        """The session that is expected last."""
+        count = len(self.sessions)
+        if count <= FEW:
+            return min(self.sessions.values(), key=lambda each: (each.rate(now), each.idle_since))
+        if now - self.ranked_at > count * RANK_SECONDS:
+            self.ranked.clear()
+        while self.ranked and not self.ranked[-1].blocks:
+            self.ranked.pop()
+        if not self.ranked:
+            by_rate = sorted(self.sessions.values(), key=lambda each: (each.rate(now), each.idle_since))
+            self.ranked, self.ranked_at = by_rate[count // 2 :: -1], now
+        return self.ranked[-1]
+
+
 class IdleBlocks:
     """Idle blocks by their numbers. Without sessions it is a list in the order of time."""
 
@@ -57,9 +101,9 @@ class IdleBlocks:
         self.now = 0.0
         self._plain: OrderedDict[int, float] = OrderedDict()
         """Of requests without a session, with the time since when."""
-        self._sessions: dict[str, _Session] = {}
         self._session_of: dict[int, _Session] = {}
-        self._tenants: dict[str, deque[_Released]] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._tenants: dict[str, _Tenant] = {}
 
     def __len__(self) -> int:
         return len(self._plain) + len(self._session_of)
@@ -69,17 +113,23 @@ class IdleBlocks:
 
     def add(self, blocks: Sequence[int], session: str = "", tenant: str = _ANYBODY) -> None:
         """They are idle from now on; of those of one call, the first leaves first."""
+        if not blocks:
+            return
         if not session:
             self._plain.update(dict.fromkeys(blocks, self.now))
             return
         known = self._sessions.get(session)
         if known is None:
             known = self._sessions[session] = _Session(session, tenant)
+            self._tenants.setdefault(tenant, _Tenant()).sessions[session] = known
         known.idle_since, known.pause = self.now, None
         known.turns += 1
         released = _Released(self.now, known.turns)
         released.count = len(blocks)
-        self._tenants.setdefault(known.tenant, deque()).append(released)
+        counted = self._tenants[known.tenant]
+        if len(counted.released) > FEW + 2 * len(self._session_of):
+            counted.released = deque(each for each in counted.released if each.count)
+        counted.released.append(released)
         for block in blocks:
             known.blocks[block] = released
             self._session_of[block] = known
@@ -89,14 +139,16 @@ class IdleBlocks:
         if not self._session_of or (session := self._session_of.pop(block, None)) is None:
             del self._plain[block]
             return
-        self._forgive(session.tenant, session.blocks.pop(block))
+        self._tenants[session.tenant].forgive(session.blocks.pop(block))
         if not session.blocks:
-            del self._sessions[session.name]
+            self._drop(session)
 
     def paused(self, pause: SessionPause) -> None:
         known = self._sessions.get(pause.session)
         if known is not None:
             known.pause = pause
+            if pause.final:
+                self._tenants[known.tenant].ranked.append(known)
 
     def take(self, count: int) -> list[int]:
         """The blocks to give away, at most as many as there are."""
@@ -115,7 +167,7 @@ class IdleBlocks:
                 oldest.count -= 1
                 taken.append(block)
             if not session.blocks:
-                del self._sessions[session.name]
+                self._drop(session)
         return taken
 
     def next(self) -> int:
@@ -131,28 +183,19 @@ class IdleBlocks:
 
     def _to_leave(self) -> tuple[_Session | None, _Released | None]:
         """The session whose first block leaves, and what that is counted against; None: the first without a session."""
-        tenant, oldest = self._to_pay()
-        if oldest is None:
+        found: tuple[_Tenant, _Released] | None = None
+        for tenant in self._tenants.values():
+            oldest = tenant.oldest()
+            if oldest is not None and (found is None or oldest.at < found[1].at):
+                found = tenant, oldest
+        if found is None or (self._plain and next(iter(self._plain.values())) < found[1].at):
             return None, None
-        now = self.now
-        mine = (each for each in self._sessions.values() if each.tenant == tenant)
-        return min(mine, key=lambda each: (each.rate(now), each.idle_since)), oldest
+        return found[0].next(self.now), found[1]
 
-    def _to_pay(self) -> tuple[str, _Released | None]:
-        """The tenant that holds the blocks idle for longest; None stands for those without a session."""
-        found: _Released | None = None
-        whose = _ANYBODY
-        for tenant, released in self._tenants.items():
-            while released and not released[0].count:
-                released.popleft()
-            if released and (found is None or released[0].at < found.at):
-                whose, found = tenant, released[0]
-        if self._plain and (found is None or next(iter(self._plain.values())) < found.at):
-            return _ANYBODY, None
-        return whose, found
-
-    def _forgive(self, tenant: str, released: _Released) -> None:
-        """A block is used again: it counts no longer, or a younger one in its place if it was paid for already."""
-        if not released.count:
-            released = next(each for each in self._tenants[tenant] if each.count and each.at >= released.at)
-        released.count -= 1
+    def _drop(self, session: _Session) -> None:
+        """It has no idle block left."""
+        del self._sessions[session.name]
+        tenant = self._tenants[session.tenant]
+        del tenant.sessions[session.name]
+        if not tenant.sessions:
+            del self._tenants[session.tenant]
