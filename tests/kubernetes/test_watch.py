@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec import Struct
@@ -16,6 +17,7 @@ from dynamo.kubernetes.cluster import ClusterAccess
 from dynamo.kubernetes.errors import UnknownResource
 from dynamo.kubernetes.resources import WORKER_METADATA
 from dynamo.kubernetes.watch import Changed, ObjectRemoved, Replaced, ResourceWatch, Unreadable
+from support.certificates import certificate
 from support.kube_server import KubeServer
 from support.waiting import PATIENCE, until
 
@@ -149,3 +151,41 @@ async def test_a_resource_without_a_definition_is_named(server: KubeServer, api:
     server.unknown = {PLURAL}
     with pytest.raises(UnknownResource, match=r"knows no dynamoworkermetadatas of nvidia\.com/v1alpha1"):
         await api.list(WORKER_METADATA)
+
+
+def established(port: int) -> bool:
+    """Whether a connection to this port of this machine is open at its client's end."""
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return any(row[2].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
+
+
+async def test_a_watch_that_ends_before_its_answer_has_begun_leaves_no_connection(tmp_path: Path) -> None:
+    """Also where the server takes no part in an orderly end."""
+    ca, key = certificate(tmp_path, "apiserver")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(ca, key)
+    asked, writers = asyncio.Event(), []
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writers.append(writer)
+        cast(asyncio.ReadTransport, writer.transport).pause_reading()
+        asked.set()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0, ssl=tls) as server:
+        port = server.sockets[0].getsockname()[1]
+        access = ClusterAccess(server=f"https://127.0.0.1:{port}", origin="a test", namespace="serving", ca=ca)
+        try:
+            async with KubernetesApi(access) as api:
+                watch = ResourceWatch(api, WORKER_METADATA, Thing)
+                watch.version = "1"
+                following = asyncio.ensure_future(anext(watch.changes()))
+                await asked.wait()
+                assert established(port)
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+            await asyncio.sleep(0)
+            assert not established(port)
+        finally:
+            for writer in writers:
+                writer.transport.abort()

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from dynamo.model import HubConfig
 from dynamo.model.offer import OfferedFile
-from dynamo.protocols.card import ModelCard
+from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType
 from dynamo.protocols.errors import Unavailable
 from dynamo.protocols.model_files import FileChunk
 from dynamo.router import RoutingConfig
@@ -21,8 +21,8 @@ from dynamo.runtime import DistributedRuntime, RuntimeConfig, records
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.names import FILES_ENDPOINT, card_key
 from dynamo.runtime.plane.memory import MemoryHub, MemoryPlane
-from dynamo.serving import model_group
-from dynamo.serving.model_group import ModelGroup
+from dynamo.serving import card_version
+from dynamo.serving.card_version import CardVersion
 from dynamo.serving.models import Models
 from support.toys import toy_card, toy_folder
 from support.waiting import until
@@ -129,7 +129,7 @@ async def test_a_worker_that_leaves_midway_is_replaced_by_one_that_joined_meanwh
 async def test_a_model_whose_files_could_not_be_had_is_tried_again_when_a_worker_joins(
     network: Network, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_group, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(card_version, "FIRST_PAUSE", 3600.0)
     models, faulty, sound = await network.models(), await network.worker(), await network.worker()
     faulty.damaged = True
     faulty.send_files()
@@ -148,7 +148,7 @@ async def test_a_model_whose_files_could_not_be_had_is_tried_again_when_a_worker
 async def test_a_model_is_served_once_its_worker_sends_sound_files_although_discovery_does_not_change(
     network: Network, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_group, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(card_version, "FIRST_PAUSE", 0.01)
     models, worker = await network.models(), await network.worker()
     worker.damaged = True
     worker.send_files()
@@ -162,7 +162,7 @@ async def test_a_model_is_served_once_its_worker_sends_sound_files_although_disc
 async def test_a_model_is_served_once_its_files_can_be_stored(
     network: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_group, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(card_version, "FIRST_PAUSE", 0.01)
     obstacle = tmp_path / ".cache"
     obstacle.write_text("not a folder")
     models, worker = await network.models(), await network.worker()
@@ -175,5 +175,7 @@ async def test_a_model_is_served_once_its_files_can_be_stored(
 
 
 def test_the_pause_between_attempts_doubles_up_to_a_minute() -> None:
-    pauses = ModelGroup("toy", InstanceSet("toy", MemoryPlane(MemoryHub()))).pauses
+    instances = InstanceSet("toy", MemoryPlane(MemoryHub()))
+    card = ModelCard(name="toy", model_type=ModelType.Chat.value)
+    pauses = CardVersion(card, instances, lambda _: ModelRuntimeConfig()).pauses
     assert [pauses.pause() for _ in range(9)] == [1, 2, 4, 8, 16, 32, 64, 64, 64]

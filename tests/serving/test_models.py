@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dynamo.llm import ModelInput, ModelType
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig
-from dynamo.protocols.card import ModelCard, WorkerType
+from dynamo.protocols.card import CardFile, ModelCard, WorkerType
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
 from dynamo.router import RoutingConfig
 from dynamo.runtime import DistributedRuntime, Endpoint, Local, RuntimeConfig
@@ -161,7 +161,6 @@ async def test_a_request_waits_no_longer_than_it_may() -> None:
 
 
 async def test_requests_wait_while_workers_of_another_card_take_over() -> None:
-    """As in a rolling update that changes the card: the new one is loaded when the last old worker left."""
     local = Local()
     runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
     await runtime.start()
@@ -177,6 +176,45 @@ async def test_requests_wait_while_workers_of_another_card_take_over() -> None:
     await new.__aexit__()
     await models.close()
     await runtime.close()
+
+
+async def test_versions_of_a_model_share_its_requests_by_their_workers() -> None:
+    local = Local()
+    models = await models_of(local)
+    async with Worker(local, card(context_length=8), "old.b.c") as old:
+        await models.wait_for("m")
+        leaving = models.get("m")
+        async with Worker(local, card(context_length=16), "new.b.c"), Worker(local, card(context_length=16), "new.b.c"):
+            await until(lambda: [len(model.router.instances) for model in models.versions()] == [1, 2])
+            assert [models.get("m").card.context_length for _ in range(6)].count(8) == 2
+            assert [model.card.context_length for model in models.served()] == [8]
+            assert leaving.successor() is None
+            assert leaving.peers()[0].holder(old.runtime.instance_id) is leaving
+            old.runtime.shutdown()
+            await until(lambda: len(models.versions()) == 1)
+            # What was prepared for the old version goes to the new one, as their files do not differ.
+            [new] = models.versions()
+            assert leaving.successor() is new is models.get("m")
+            placement = await leaving.place({})
+            assert placement.instance_id in new.router.instances
+            placement.release()
+    await models.close()
+
+
+async def test_a_request_is_not_sent_to_a_version_whose_tokens_differ() -> None:
+    local = Local()
+    models = await models_of(local)
+    files = [{"tokenizer": CardFile(path="t", checksum=each)} for each in ("one", "other")]
+    async with Worker(local, card(files=files[0]), "old.b.c") as old:
+        leaving = await models.wait_for("m")
+        async with Worker(local, card(files=files[1]), "new.b.c"):
+            await until(lambda: len(models.versions()) == 2)
+            old.runtime.shutdown()
+            await until(lambda: len(models.versions()) == 1)
+            with pytest.raises(Unavailable):
+                await leaving.place({})
+            assert leaving.successor() is models.get("m")
+    await models.close()
 
 
 async def test_a_model_whose_workers_do_not_return_in_time_is_unknown() -> None:

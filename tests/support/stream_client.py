@@ -81,18 +81,22 @@ class StreamClient:
     async def whole(self, urls: Sequence[str]) -> list[str]:
         """Read to the end, at one frontend after the other."""
         while not self.ended:
-            self.error = None
-            try:
-                async with await self.open(urls[self.connections % len(urls)]) as answer:
-                    if answer.status in (502, 503):
-                        self.refused += 1
-                    else:
-                        await self.read(answer)
-            except (aiohttp.ClientError, ConnectionError):
-                pass
+            await self.attempt(urls[self.connections % len(urls)])
             if not self.ended:
                 await asyncio.sleep(PAUSE)
         return self.texts
+
+    async def attempt(self, url: str) -> None:
+        """Read on at this frontend, as far as it goes."""
+        self.error = None
+        try:
+            async with await self.open(url) as answer:
+                if answer.status in (502, 503):
+                    self.refused += 1
+                else:
+                    await self.read(answer)
+        except (aiohttp.ClientError, ConnectionError):
+            pass
 
     @property
     def texts(self) -> list[str]:

@@ -30,8 +30,6 @@ Process = TypeVar("Process")
 
 OWNER = web.RequestKey("owner", str)
 """Where a request keeps the owner of its key."""
-TENANT = web.RequestKey("tenant", Tenant)
-"""Where a request keeps the tenant that it counts for in the router's queue, if the server has keys."""
 
 
 class Access(enum.Enum):
@@ -55,6 +53,10 @@ class MeasuredRequest(RequestObserver, Protocol):
 
     request_id: str
     traceparent: str | None
+    tenant: Tenant | None
+    """Whose it is in the routers' queues, if the server has keys."""
+    warnings: list[str]
+    """What was left out of it, for the response's headers."""
     stream: bool
     """The answer is a stream."""
     session: Session | None
@@ -100,7 +102,7 @@ class HttpCall(Generic[Body]):
         context = Context(
             headers.context_id(sent, self.request_id), headers.metadata(sent), traceparent=self.record.traceparent
         )
-        context.tenant = self.request.get(TENANT)
+        context.tenant = self.record.tenant
         context.session = self.record.session = self._session(request, conversation)
         return context
 
@@ -125,7 +127,7 @@ class HttpCall(Generic[Body]):
     def warn(self, what: str, names: Sequence[str]) -> None:
         """Say in the response's headers what was left out of the request."""
         if names:
-            self.request.setdefault(headers.WARNINGS, []).append(headers.ignored(what, names))
+            self.record.warnings.append(headers.ignored(what, names))
 
 
 Handler = Callable[[Process, HttpCall[Body]], Awaitable[web.StreamResponse]]

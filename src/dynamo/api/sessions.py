@@ -17,11 +17,14 @@ CLAUDE_CODE = "x-claude-code-session-id"
 _SUB_AGENT = ("x-claude-code-agent-id", "x-claude-code-parent-agent-id")
 _NAMES = (SESSION, CLAUDE_CODE, "thread-id", "x-session-id", "x-session-affinity")
 """Ours, Claude Code's, Codex's, OpenCode's and other agents'; the first that was sent counts."""
+_ALL = frozenset(_NAMES)
 _PARENTS = (PARENT, "x-codex-parent-thread-id", "x-parent-session-id")
 
 
 def named_session(headers: Headers, owner: str) -> tuple[Session | None, list[str]]:
     """The session that the client names, and the headers whose values are no ids."""
+    if _ALL.isdisjoint(map(str.lower, headers)):
+        return None, []
     for name in _NAMES:
         if sent := headers.get(name):
             break

@@ -74,7 +74,10 @@ async def open_stream(
         name = StreamName(want.name, call.owner)
         found = None
         if want.continues:
-            found = await find_stream(name, host.models.get(request.model).router.instances, want.instances)
+            model = host.models.get(request.model)
+            for version in (model, *model.peers()):
+                if found := await find_stream(name, version.router.instances, want.instances):
+                    break
         if found is not None:
             _check_same(found.request, call)
             stream = continued(name, found, want.after)

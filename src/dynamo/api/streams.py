@@ -24,7 +24,7 @@ def streams_api(apis: Sequence[Api]) -> Api:
     async def continue_stream(host: Host, call: HttpCall[None]) -> web.StreamResponse:
         want = name_in_path(call.request)
         name = StreamName(want.name, call.owner)
-        for model in host.models.served():
+        for model in host.models.versions():
             if found := await find_stream(name, model.router.instances, want.instances):
                 begun = found.request
                 route = routes[begun.path]

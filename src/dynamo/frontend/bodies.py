@@ -15,6 +15,7 @@ from aiohttp import StreamReader, web
 from dynamo.api import headers
 from dynamo.api.route import OWNER, Body, HttpRoute
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.measure.request_record import RECORD
 from dynamo.model import CLIENT
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.body_shape import SMALL, BodyLimits, TextSpan, check_shape
@@ -125,7 +126,7 @@ class BodyReader(Generic[Body]):
         if ignored:
             hinted = [_hinted(name, self._fields) for name in ignored[: headers.MOST_NAMED]]
             warning = headers.ignored("unknown fields", [*hinted, *ignored[headers.MOST_NAMED :]])
-            request[headers.WARNINGS] = [warning]
+            request[RECORD].warnings.append(warning)
             _log_once(request.path, warning)
         return decoded, body
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from dynamo.api.headers import is_json
 from dynamo.api.host import Owner
-from dynamo.api.route import OWNER, TENANT, Access, AnyRoute
+from dynamo.api.route import OWNER, Access, AnyRoute
 from dynamo.frontend.admission.cors import Cors
 from dynamo.frontend.admission.keys import ANYBODY, ApiKeys
 from dynamo.frontend.admission.limits import Clock, KeyMeter, RateLimitExceeded
@@ -43,16 +43,19 @@ class Callers:
         self._local_hosts: set[str] = set()
         """Headers that were found to name this machine."""
 
-    def admit(self, request: web.Request, access: Access) -> None:
-        """Raises Unauthorized, or an HttpError that says why this route is closed."""
+    def admit(self, request: web.Request, access: Access) -> Tenant | None:
+        """Who the caller is in the routers' queues, where the server has keys.
+
+        Raises Unauthorized, or an HttpError that says why this route is closed.
+        """
         if not self._keys.closed:
             self._keep_web_pages_out(request)
         if access is Access.ADMIN:
             self._admit_admin(request)
         elif access is Access.KEY or (access is Access.METRICS and self._config.protect_metrics):
             owner = request[OWNER] = self._keys.check(request.headers)
-            if self._tenants:
-                request[TENANT] = self._tenants[owner]
+            return self._tenants.get(owner)
+        return None
 
     def meter(self, owner: str) -> KeyMeter | None:
         """The meter of this owner's key, if that key has limits."""
@@ -75,7 +78,8 @@ class Callers:
     def _keep_web_pages_out(self, request: web.Request) -> None:
         """Where no key is needed, a page of any web site could ask by way of a browser on this machine."""
         sent = request.headers
-        if self._config.is_local and (host := sent.get("Host")) is not None and host not in self._local_hosts:
+        host = sent.get("Host")
+        if host not in self._local_hosts and host is not None and self._config.is_local:
             self._check_host(host)
         if request.method in ("GET", "HEAD", "OPTIONS") or (origin := sent.get("Origin")) is None:
             return

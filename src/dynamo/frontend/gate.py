@@ -12,7 +12,7 @@ from dynamo.api import headers
 from dynamo.api.answers.errors import Dialect, error_response
 from dynamo.api.route import OWNER, AnyRoute, HttpCall
 from dynamo.frontend.admission.cors import Cors
-from dynamo.frontend.admission.limits import KeyMeter, MeteredRequest
+from dynamo.frontend.admission.limits import MeteredRequest
 from dynamo.frontend.bodies import ArrivingBodies, BodyReader, no_body
 from dynamo.frontend.callers import tokens_reserved
 from dynamo.frontend.config import FrontendConfig
@@ -28,8 +28,6 @@ BUSY = (Unavailable, ResourceExhausted)
 """Expected under load or before workers join: the one line that every request gets in the log is enough."""
 DIALECT = web.RequestKey("dialect", Dialect)
 """Where a request keeps that of its route."""
-METER = web.RequestKey("meter", KeyMeter)
-"""Where a request keeps the limits of its key, if there are any."""
 STRANGERS = frozenset((401, 403))
 """Statuses of answers to clients that may not call the route."""
 UNREAD = frozenset((408, 413))
@@ -65,7 +63,7 @@ class Gate:
             try:
                 response: web.StreamResponse | None = self._cors.preflight(request) if self._cors else None
                 if response is None:
-                    self._admit(request, route)
+                    self._admit(request, route, record)
                     if "Expect" in request.headers:
                         await _go_on(request)
                     body, raw_body = await read(request)
@@ -119,17 +117,15 @@ class Gate:
         for dialect in self._dialects.values():
             if dialect.request_id and (request.get(DIALECT) is dialect or dialect.is_of(request)):
                 response.headers[dialect.request_id] = response.headers["x-request-id"]
-        warnings = request.get(headers.WARNINGS, ())
-        if record and record.change:
-            warnings = (*warnings, str(record.change))
-        if warnings:
-            response.headers[headers.WARNING] = "; ".join(warnings)
+        if record and (record.warnings or record.change):
+            change = [str(record.change)] if record.change else []
+            response.headers[headers.WARNING] = "; ".join([*record.warnings, *change])
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"
         if self._cors:
             self._cors.add_headers(request.headers, response.headers)
-        if meter := request.get(METER):
-            response.headers.update(meter.headers())
+        if record and record.limit_headers:
+            response.headers.update(record.limit_headers())
         if self._frontend.draining or response.status in UNREAD:
             response.headers["Connection"] = "close"
             response.force_close()
@@ -152,8 +148,8 @@ class Gate:
             request.protocol.request_begun()
         return record
 
-    def _admit(self, request: web.Request, route: AnyRoute) -> None:
-        self._callers.admit(request, route.access)
+    def _admit(self, request: web.Request, route: AnyRoute, record: RequestRecord) -> None:
+        record.tenant = self._callers.admit(request, route.access)
         if route.is_probe:
             return
         if self._frontend.draining:
@@ -162,7 +158,7 @@ class Gate:
             self._requests.check(self._config.max_concurrent_requests)
         if route.limited and self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
             # Its headers are in every answer; a request that is over a limit is refused before its body is read.
-            request[METER] = meter
+            record.limit_headers = meter.headers
             meter.check()
 
     def _client_left(self, request: web.Request, record: RequestRecord) -> None:

@@ -33,7 +33,7 @@ def _streams(frontend: Frontend) -> Iterator[Row]:
 
 
 def _reservations(frontend: Frontend) -> Iterator[Row]:
-    for model in frontend.models.served():
+    for model in frontend.models.versions():
         for rank in model.router.status():
             yield {
                 "model": model.name,

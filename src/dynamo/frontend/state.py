@@ -74,7 +74,7 @@ class Frontend(Host):
             *self._loop_delay.snapshot(metrics.prefix),
             ready_gauge(metrics.prefix, self.models.readiness()),
             waiting_gauge(metrics.prefix, self.models.waiting),
-            *worker_gauges(metrics.prefix, served, metrics.last_requests),
+            *worker_gauges(metrics.prefix, self.models.versions(), metrics.last_requests),
             *adapter_gauges(metrics, served),
             *queue_metrics(metrics.prefix, served),
             *router_families(routers_of(router_id, served)),

@@ -28,6 +28,18 @@ _PATCH_TYPES = {
 }
 
 T = TypeVar("T")
+
+
+class _AbortedResponse(aiohttp.ClientResponse):
+    """Closing it early ends its connection at once, also while the answer's head has not come: an orderly end of TLS
+    goes on in the background, where it would outlive `KubernetesApi.close`, and the loop."""
+
+    def close(self) -> None:
+        if (connection := self.connection) and connection.transport:
+            connection.transport.abort()
+        super().close()
+
+
 PatchKind = Literal["merge", "strategic", "json"]
 Propagation = Literal["Foreground", "Background", "Orphan"]
 
@@ -56,6 +68,9 @@ class KubernetesApi:
     async def close(self) -> None:
         session, self._session = self._session, None
         if session:
+            if session.connector:
+                # A server that hangs would hold up an orderly end.
+                await session.connector.close(abort_ssl=True)
             await session.close()
 
     async def get(
@@ -163,9 +178,7 @@ class KubernetesApi:
             try:
                 yield response.content
             finally:
-                # An orderly end of TLS goes on in the background: it would outlive `close`, and the loop.
-                if (connection := response.connection) and connection.transport:
-                    connection.transport.abort()
+                response.close()
 
     def _named(
         self, verb: str, method: str, resource: Resource, name: str, namespace: str | None, subresource: str
@@ -207,7 +220,9 @@ class KubernetesApi:
         access = await self.access.current()
         if self._session is None:
             # One connection per watch, and some for the calls between.
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), response_class=_AbortedResponse
+            )
         headers = {"Accept": "application/json", **access.headers()}
         if call.body is not None:
             headers["Content-Type"] = call.content_type

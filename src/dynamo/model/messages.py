@@ -178,5 +178,9 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def nested_deeper(value: Any, limit: int) -> bool:
-    inner = value.values() if isinstance(value, Mapping) else value
-    return limit == 0 or any(nested_deeper(item, limit - 1) for item in inner if isinstance(item, (dict, list)))
+    if limit == 0:
+        return True
+    for item in value if isinstance(value, (list, tuple)) else value.values():
+        if isinstance(item, (dict, list)) and nested_deeper(item, limit - 1):
+            return True
+    return False

@@ -62,9 +62,10 @@ class ChatTemplate:
                 raise TemplateError(f"template arguments must not set {name!r}")
         template = self._templates.get(_TOOL_USE, self._default) if tools else self._default
         prepared = messages_for_template(messages, template.style)
-        for name, value in (("messages", prepared), ("tools", tools), ("documents", documents), ("arguments", args)):
-            if value and nested_deeper(value, _MAX_NESTING):
-                raise TemplateError(f"{name} must not be nested more than {_MAX_NESTING} deep")
+        given = {"messages": prepared, "tools": tools, "documents": documents, "arguments": args}
+        if nested_deeper(given, _MAX_NESTING + 1):
+            name = next(name for name, value in given.items() if value and nested_deeper(value, _MAX_NESTING))
+            raise TemplateError(f"{name} must not be nested more than {_MAX_NESTING} deep")
         if continue_final_message:
             add_generation_prompt = False
             args.pop("add_generation_prompt", None)

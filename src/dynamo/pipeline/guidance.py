@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -20,11 +21,15 @@ MAX_BYTES = 128 * 1024
 """The limit of a constraint: llguidance compiles this in 0.2 s, and four times as much in three seconds."""
 MAX_GUIDED_CHOICES = 4096
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_constraints = attrgetter("response_format", "guided_whitespace_pattern", *GUIDED_FIELDS)
+_NO_CONSTRAINTS = (None,) * (2 + len(GUIDED_FIELDS))
 _OF_SGLANG = {"json_schema": "guided_json", "regex": "guided_regex", "ebnf": "guided_grammar"}
 
 
 def guided_decoding(request: GenerationFields) -> dict[str, Any] | None:
     """The constraint on the output, or None. A forced tool choice takes precedence over `response_format`."""
+    if not _may_constrain(request):
+        return None
     guidance = _forced_tools(request) or _guided(request) or _response_format(request)
     if guidance is None:
         return None
@@ -33,6 +38,11 @@ def guided_decoding(request: GenerationFields) -> dict[str, Any] | None:
     if request.guided_whitespace_pattern:
         guidance["whitespace_pattern"] = request.guided_whitespace_pattern
     return guidance
+
+
+def _may_constrain(request: GenerationFields) -> bool:
+    """False for most requests, at little cost."""
+    return _constraints(request) != _NO_CONSTRAINTS or getattr(request, "tool_choice", None) is not None
 
 
 def guided_calls(request: ChatRequest, form: CallForm) -> dict[str, Any] | None:
@@ -47,6 +57,8 @@ def guided_calls(request: ChatRequest, form: CallForm) -> dict[str, Any] | None:
 
 def guiding_field(request: GenerationFields) -> str | None:
     """The field that constrains the output, if there is one."""
+    if not _may_constrain(request):
+        return None
     if _forced_tools(request):
         return "tool_choice"
     if _response_format(request):
@@ -108,9 +120,9 @@ def apply_fields_of_sglang(request: GenerationFields) -> None:
 
 def check_guidance(request: GenerationFields) -> None:
     """Allow at most one constraint, and only one that an engine can compile."""
-    given = [name for name in GUIDED_FIELDS if getattr(request, name) is not None]
-    if not given and request.response_format is None and request.guided_whitespace_pattern is None:
+    if _constraints(request) == _NO_CONSTRAINTS:
         return
+    given = [name for name in GUIDED_FIELDS if getattr(request, name) is not None]
     if len(given) > 1:
         listed = ", ".join(f"`{name}`" for name in given)
         raise InvalidRequest(f"Only one of {listed} may be given.", given[1], "invalid_value")

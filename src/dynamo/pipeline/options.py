@@ -159,6 +159,8 @@ def output_options(request: GenerationFields) -> OutputOptions:
 
 def routing(request: GenerationFields, lora_name: str | None = None) -> Routing | None:
     nvext = request.nvext
+    if nvext is None and lora_name is None and request.cache_salt is None and request.priority is None:
+        return None
     hints = nvext.agent_hints if nvext else None
     chosen = Routing(
         backend_instance_id=_first(nvext.backend_instance_id, nvext.decode_worker_id) if nvext else None,
@@ -194,6 +196,8 @@ def template_arguments(request: ChatRequest) -> dict[str, Any]:
 
 
 def _thinking_mode(request: ChatRequest, arguments: dict[str, Any]) -> str | None:
+    if request.thinking is None and not arguments:
+        return None
     for value in (request.thinking, arguments.get("thinking"), arguments.get("enable_thinking")):
         if isinstance(value, Thinking):
             return value.type
@@ -216,4 +220,7 @@ def _max_thinking_tokens(request: GenerationFields) -> int | None:
 
 
 def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
+    for value in values:
+        if value is not None:
+            return value
+    return None

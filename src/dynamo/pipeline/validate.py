@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from msgspec import UNSET
@@ -52,6 +53,8 @@ _UNSUPPORTED = {
     "function_call": "functions are no longer supported; use `tool_choice`",
     "chat_template": "a request cannot bring its own chat template",
 }
+_unsupported = attrgetter(*_UNSUPPORTED)
+_NONE_SET = (None,) * len(_UNSUPPORTED)
 _MEANS_NOTHING: tuple[Any, ...] = (None, False, [], "none", "auto")
 _RESERVED_TEMPLATE_NAMES = ("chat_template", "messages", "tools", "tokenize")
 
@@ -63,9 +66,10 @@ def validate_chat(request: ChatRequest) -> None:
         case NamedCustomChoice(custom=chosen):
             request.tool_choice = NamedToolChoice(function=chosen)
     _generation(request, request.max_completion_tokens or request.max_tokens)
-    for name, why in _UNSUPPORTED.items():
-        if getattr(request, name) not in _MEANS_NOTHING:
-            raise InvalidRequest.unsupported(name, why)
+    if _unsupported(request) != _NONE_SET:
+        for name, why in _UNSUPPORTED.items():
+            if getattr(request, name) not in _MEANS_NOTHING:
+                raise InvalidRequest.unsupported(name, why)
     if request.echo:
         raise InvalidRequest.unsupported("echo", "only a completion can repeat its prompt")
     if request.best_of is not None and request.best_of > (request.n or 1):

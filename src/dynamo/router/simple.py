@@ -128,7 +128,7 @@ class SimpleRouter:
         if isinstance(request, PreprocessedRequest):
             request_to_place.prompt_tokens = len(request.token_ids)
         if tenant is None or not (tenant.shares or tenant.background or self.queue.waiting.count):
-            return self._place(request_to_place, self._candidates(request_to_place))
+            return self._place(request_to_place, self._candidates(request_to_place), shared=tenant is not None)
         request_to_place.tenant = tenant
         if not self.queue.takes_turns(tenant):
             placement = self._place_fairly(request_to_place)
@@ -179,7 +179,8 @@ class SimpleRouter:
         most = card.max_num_seqs
         return most is None or self._in_flight.get(instance_id, 0) < most_requests(ranks * most, tenant, running)
 
-    def _place(self, request: RequestToPlace, candidates: Sequence[int]) -> Placement:
+    def _place(self, request: RequestToPlace, candidates: Sequence[int], *, shared: bool = True) -> Placement:
+        """`shared`: other tenants may look at what waits at its worker."""
         chosen, bound = request.pinned, None
         if chosen is None and request.session and self._affinity:
             bound = self._affinity.bound(request.session)
@@ -205,9 +206,10 @@ class SimpleRouter:
         placement = Placement(self, chosen, self.instances.channel(chosen), decision)
         if self._affinity and request.session:
             placement.turn = self._affinity.begin(request.session, WorkerRank(chosen), request.prompt_tokens)
-        self._sent[placement] = request.prompt_tokens
-        self._prompts[chosen] = self._prompts.get(chosen, 0) + request.prompt_tokens
-        self.queue.ledger.began(placement, request)
+        if shared:
+            self._sent[placement] = request.prompt_tokens
+            self._prompts[chosen] = self._prompts.get(chosen, 0) + request.prompt_tokens
+            self.queue.ledger.began(placement, request)
         return placement
 
     def _is_full(self, instance_id: int) -> bool:
@@ -241,6 +243,8 @@ class SimpleRouter:
     def _computed(self, placement: Placement) -> None:
         """Its prompt does not wait any more."""
         tokens = self._sent.pop(placement, 0)
+        if not tokens:
+            return
         left = self._prompts.get(placement.instance_id, 0) - tokens
         if left:
             self._prompts[placement.instance_id] = left

@@ -258,15 +258,16 @@ class Suspicion:
 
     def answered(self) -> None:
         """The worker has begun the answer."""
-        self._set_down()
-        self._lost.clear()
+        if self._lost:
+            self._set_down()
+            self._lost.clear()
         if self._constraint is not None:
             self._suspects.answered(self._constraint)
 
     def settled(self) -> None:
         """The request is no longer there."""
-        self._set_down()
         if self._at is not None:
+            self._set_down()
             self._suspects.left(self._at, self._owner)
             self._at = None
 

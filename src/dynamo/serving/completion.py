@@ -34,7 +34,7 @@ class Completion(ModelRequest[CompletionRequest]):
     token_ids: list[list[int]] | None = None
     """The ids of the tokens of each choice, as they are generated, if the client wants them."""
 
-    async def prepare(self) -> None:
+    async def _prepare(self) -> None:
         preprocessor = self.model.preprocessor
         if preprocessor is None:
             reject_guidance(self.model.card, self.request)

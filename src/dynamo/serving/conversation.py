@@ -52,7 +52,7 @@ class Conversation(ModelRequest[ChatRequest]):
         self.custom_tools = custom_tools(request)
         """The names of the tools whose calls have text instead of arguments."""
 
-    async def prepare(self) -> None:
+    async def _prepare(self) -> None:
         preprocessor = self.model.preprocessor
         if preprocessor is None:
             reject_guidance(self.model.card, self.request)

@@ -1,11 +1,14 @@
-"""The models that can be served now: workers from discovery, grouped by the model name on their card."""
+"""The models that can be served now: workers from discovery, grouped by the model name on their card.
+
+Workers of one name may have cards of several versions; see `ModelGroup`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import structs
 
@@ -13,7 +16,7 @@ from dynamo.handoff.router.handoffs import Handoffs
 from dynamo.handoff.router.prefills import Prefills
 from dynamo.model import CardReader, FileError, HubConfig, LoadedModel, ModelError
 from dynamo.pipeline.preprocess import PromptTimes
-from dynamo.protocols.card import ModelCard, ModelInput
+from dynamo.protocols.card import ModelInput
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import RoutingConfig, make_router
@@ -23,6 +26,7 @@ from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership
 from dynamo.runtime.names import FILES_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import Channel
+from dynamo.serving.card_version import CardVersion
 from dynamo.serving.exchange import FrontendExchange
 from dynamo.serving.model_group import ModelGroup
 from dynamo.serving.overrides import Override, Overrides
@@ -95,33 +99,47 @@ class Models:
         if self._exchange:
             await self._exchange.close()
         await self._members.close()
-        loading = self._loading()
+        loading, versions = self._loading(), list(self._versions())
         for group in self._groups.values():
-            group.stop_loading()
             group.end_restart()
+        for version in versions:
+            version.stop_loading()
         await asyncio.gather(*loading, return_exceptions=True)
-        for group in self._groups.values():
-            self._close_router(group)
-            await group.instances.close()
+        for version in versions:
+            self._end(version)
         await asyncio.gather(*self._closing)
         await self._prefills.close()
 
-    def _loading(self) -> list[asyncio.Task[None]]:
-        return [group.loading for group in self._groups.values() if group.loading]
+    def _versions(self) -> Iterator[CardVersion]:
+        for group in self._groups.values():
+            yield from group.versions.values()
 
-    def _close_router(self, group: ModelGroup) -> None:
-        """Stop serving the model; running requests keep their reservations."""
-        if group.model:
-            task = asyncio.create_task(group.model.router.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-        group.model = None
+    def _loading(self) -> list[asyncio.Task[None]]:
+        return [version.loading for version in self._versions() if version.loading]
+
+    def _end(self, version: CardVersion) -> None:
+        """Stop serving a version; running requests keep their reservations."""
+        version.stop_loading()
+
+        async def close() -> None:
+            if version.model:
+                await version.model.router.close()
+            await version.instances.close()
+
+        task = asyncio.create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def served(self) -> list[ServedModel]:
+        """One of each name: where there are several versions, the oldest."""
         return [group.model for group in self._groups.values() if group.model and group.ready]
 
+    def versions(self) -> list[ServedModel]:
+        """All that get requests, of which several may have one name."""
+        return [model for group in self._groups.values() for model in group.ready_models()]
+
     def _all(self) -> list[ServedModel]:
-        return [group.model for group in self._groups.values() if group.model]
+        return [version.model for version in self._versions() if version.model]
 
     def set_thresholds(self, name: str, values: Mapping[str, int | float | None]) -> None:
         """In effect from now on, even if all workers of the model leave and others join."""
@@ -135,11 +153,9 @@ class Models:
         return self._overrides.all()
 
     def _apply_overrides(self) -> None:
-        for group in self._groups.values():
-            values = self._overrides.of(group.name)
-            if group.model and values:
-                router = group.model.router
-                router.thresholds = structs.replace(router.thresholds, **values)
+        for model in self._all():
+            if values := self._overrides.of(model.name):
+                model.router.thresholds = structs.replace(model.router.thresholds, **values)
 
     def readiness(self) -> dict[str, bool]:
         """Every model that workers have registered, and whether a request to it would be served."""
@@ -171,7 +187,7 @@ class Models:
         while True:
             self._changed.clear()
             group = self._groups.get(name) if name else None
-            if group and group.error:
+            if group and group.error and not group.ready:
                 raise group.error
             for model in self.served():
                 if name in (None, model.name):
@@ -187,12 +203,10 @@ class Models:
         return [member for member in self._members if member.card]
 
     def health(self, worker: Member) -> str:
-        """See `InstanceSet.health`; a worker whose card differs from the one being served is `refused`."""
-        group = self._group_of(worker)
-        if group is not None and group.agrees(worker):
-            return group.instances.health(worker.instance_id)
-        if group is not None:
-            return "refused"
+        """See `InstanceSet.health`; a worker whose card differs from the one of its namespace is `refused`."""
+        if group := self._group_of(worker):
+            version = group.version_of(worker)
+            return version.instances.health(worker.instance_id) if version else "refused"
         return "ready" if worker.instance and worker.instance.ready else "unhealthy"
 
     def channel(self, instance: Instance) -> Channel:
@@ -230,8 +244,8 @@ class Models:
 
     def get(self, name: str) -> ServedModel:
         group = self._groups.get(name)
-        if group and group.model and group.ready:
-            return group.model
+        if group and (model := group.next()):
+            return model
         if name in self._expected or (group and group.is_loading):
             raise Unavailable(f"The model '{name}' is loading. Please retry shortly.")
         if group and group.members:
@@ -267,18 +281,19 @@ class Models:
         """If a model lacks files, try again: this instance may have them."""
         for group in self._groups.values():
             if group.has_worker(instance_id):
-                group.senders_joined += 1
-                self._retry(group)
+                for version in group.versions.values():
+                    version.senders_joined += 1
+                    self._retry(group, version)
 
-    def _retry(self, group: ModelGroup) -> None:
+    def _retry(self, group: ModelGroup, version: CardVersion) -> None:
         """Load the model again if its files could not be fetched."""
-        if group.card and isinstance(group.error, FileError):
-            self._begin_loading(group, group.card)
+        if isinstance(version.error, FileError):
+            self._begin_loading(group, version)
 
-    def _begin_loading(self, group: ModelGroup, card: ModelCard) -> None:
-        group.stop_loading()
-        group.error = None
-        group.loading = asyncio.create_task(self._load(group, card))
+    def _begin_loading(self, group: ModelGroup, version: CardVersion) -> None:
+        version.stop_loading()
+        version.error = None
+        version.loading = asyncio.create_task(self._load(group, version))
 
     def _group_of(self, member: Member) -> ModelGroup | None:
         group = self._groups.get(member.card.name) if member.card else None
@@ -294,19 +309,19 @@ class Models:
             return
         group = self._groups.get(card.name)
         if group is None:
-            group = self._groups[card.name] = ModelGroup(card.name, InstanceSet(card.name, self._runtime.plane))
+            group = self._groups[card.name] = ModelGroup(card.name)
         group.add(member, card)
         self._expected.discard(card.name)
         self._settle(group)
-        if not group.agrees(member):
+        if not group.version_of(member):
             log.warning(
                 "refusing the worker at %s: its card for '%s' (%s) differs from the one being served (%s)",
-                member.path, card.name, card.checksum(), group.served_checksum,
+                member.path, card.name, card.checksum(), group.elected(member),
             )  # fmt: skip
         group.update(member)
 
     def _settle(self, group: ModelGroup) -> None:
-        """If the last worker with the served card has left, elect another card and load its model.
+        """Serve the cards that count now, and no others.
 
         If all workers have left, the model is kept for a while: its worker may be replaced.
         """
@@ -324,29 +339,24 @@ class Models:
         self._changed.set()
 
     def _elect(self, group: ModelGroup) -> None:
-        card = group.elect()
-        if card is None and group.served_checksum is not None:
-            return
-        group.stop_loading()
-        if group.model:
-            log.info("model '%s' is gone: its last worker left", group.name)
-        self._close_router(group)
-        group.card = card
-        group.error = None
-        group.pauses.reset()
-        group.was_reachable = False
-        if card is None:
-            return
-        self._begin_loading(group, card)
-        for member in tuple(group.members.values()):
-            group.update(member)
+        wanted = group.elect()
+        for checksum in group.versions.keys() - wanted.keys():
+            self._end(group.versions.pop(checksum))
+            if not wanted:
+                log.info("model '%s' is gone: its last worker left", group.name)
+        for checksum in wanted.keys() - group.versions.keys():
+            instances = InstanceSet(group.name, self._runtime.plane)
+            version = group.versions[checksum] = CardVersion(wanted[checksum], instances, group.runtime_of)
+            self._begin_loading(group, version)
+            for member in tuple(group.members.values()):
+                group.update(member)
 
-    async def _senders(self, group: ModelGroup) -> list[Instance]:
-        """The instances that send the files of the served card. Cards and addresses may arrive in either order."""
+    async def _senders(self, group: ModelGroup, version: CardVersion) -> list[Instance]:
+        """The instances that send the files of this version. Cards and addresses may arrive in either order."""
         deadline = asyncio.get_running_loop().time() + SENDER_SECONDS
         while True:
             self._changed.clear()
-            members = group.senders()
+            members = group.senders(version)
             found = [self._members.find(_files_of(one.endpoint), one.instance_id) for one in members]
             known = [one.instance for one in found if one and one.instance]
             if known or not members:
@@ -357,35 +367,37 @@ class Models:
             except TimeoutError:
                 return []
 
-    async def _load(self, group: ModelGroup, card: ModelCard) -> None:
+    async def _load(self, group: ModelGroup, version: CardVersion) -> None:
+        card = version.card
         loaded: LoadedModel | None = None
         while card.model_input is ModelInput.Tokens and loaded is None:
-            joined = group.senders_joined
+            joined = version.senders_joined
             try:
-                loaded = await self._reader.open(card, lambda: self._senders(group))
+                loaded = await self._reader.open(card, lambda: self._senders(group, version))
             except ModelError as error:
-                if isinstance(error, FileError) and group.senders_joined != joined:
+                if isinstance(error, FileError) and version.senders_joined != joined:
                     log.warning("model '%s': %s; trying again with the worker that joined", group.name, error)
                     continue
-                self._loading_failed(group, error)
+                self._loading_failed(group, version, error)
                 return
-        router = make_router(self._router, card, group.instances, self._runtime, group.runtime_of)
+        router = make_router(self._router, card, version.instances, self._runtime, group.runtime_of)
         router.start()
         if self._migration_limit is not None:
             card = structs.replace(card, migration_limit=self._migration_limit)
         handoffs = Handoffs(self._prefills.pool(group.name), self._router.handoff)
-        group.model = ServedModel(
+        version.model = ServedModel(
             card,
             router,
             loaded,
             self._times,
             self._migration_max_seq_len,
             handoffs,
-            group.resumes_guided,
+            version.resumes_guided,
             self._suspects,
+            group.ready_models,
         )
         if self._exchange:
-            self._exchange.follow(group.model)
+            self._exchange.follow(version.model)
         self._apply_overrides()
         self._log_readiness(group)
         self._changed.set()
@@ -397,12 +409,12 @@ class Models:
             if group.model and group.ready:
                 log.info("model '%s' can be served (%s)", group.name, ", ".join(group.model.card.type.names()))
 
-    def _loading_failed(self, group: ModelGroup, error: ModelError) -> None:
-        group.error = error
+    def _loading_failed(self, group: ModelGroup, version: CardVersion, error: ModelError) -> None:
+        version.error = error
         if isinstance(error, FileError):
             # Without a change in discovery too: a disk may be freed, a network healed.
-            delay = group.pauses.pause()
-            group.retry = asyncio.get_running_loop().call_later(delay, self._retry, group)
+            delay = version.pauses.pause()
+            version.retry = asyncio.get_running_loop().call_later(delay, self._retry, group, version)
             again = f"; trying again in {delay:g} s, or as soon as a worker joins"
         else:
             again = ""

@@ -65,6 +65,8 @@ class ModelRequest(Generic[RequestT]):
 
         Raises InvalidRequest if the model does not serve such requests.
         """
+        if stream and (found := stream.found.get(0)):
+            model = model.holder(found.instance_id)
         require_type(model, self.model_type)
         self.model = model
         self.request = request
@@ -100,6 +102,16 @@ class ModelRequest(Generic[RequestT]):
         """The worker that answers this choice, for messages."""
         instance_id = self.instance_id(choice)
         return "the worker" if instance_id is None else f"the worker {instance_id:x}"
+
+    async def prepare(self) -> None:
+        """Compute what workers get, again where the last one with this version of the card left meanwhile."""
+        await self._prepare()
+        while successor := self.model.successor():
+            require_type(successor, self.model_type)
+            self.model, self.prepared = successor, None
+            await self._prepare()
+
+    async def _prepare(self) -> None: ...
 
     async def relay(self, sink: Sink) -> None:
         """Send the request to a worker that takes text; its own chunks go to `sink`."""
@@ -189,7 +201,7 @@ class ModelRequest(Generic[RequestT]):
         router, stream, index = self.model.router, self.stream, len(self._running)
         kept_at = await stream.kept_at(index, router.instances) if stream else None
         delivery = Delivery(
-            partial(router.place, group=self._group, tenant=context.tenant, session=context.session),
+            partial(self.model.place, group=self._group, tenant=context.tenant, session=context.session),
             router.instances,
             request,
             context,

@@ -172,7 +172,7 @@ class ControlPlane:
             "controllers", str(BIN / "kube-controller-manager"), *common, "--service-account-private-key-file=sa.key",
             f"--root-ca-file={self._ca}", "--controllers=*,-nodeipam,-cloud-node-lifecycle",
             "--use-service-account-credentials", f"--feature-gates={GATES}", "--node-monitor-period=1s",
-            "--node-monitor-grace-period=12s",
+            "--node-monitor-grace-period=12s", "--horizontal-pod-autoscaler-sync-period=2s",
         )  # fmt: skip
         self._start("scheduler", str(BIN / "kube-scheduler"), *common)
 

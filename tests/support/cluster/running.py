@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,18 +36,49 @@ class Asking:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self._last = ""
+        self._said = threading.Condition()
+        self._ended = False
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            with self._said:
+                self._last = line
+                self._said.notify_all()
+        with self._said:
+            self._ended = True
+            self._said.notify_all()
+
+    @property
+    def answered(self) -> int:
+        """So far, failed ones among them."""
+        return int(self._last or 0)
 
     def more(self, count: int) -> None:
         """Wait until so many more were answered, or failed."""
-        assert self._process.stdout
-        for _ in range(count):
-            assert self._process.stdout.readline().strip().isdigit()
+        with self._said:
+            until = self.answered + count
+            self._said.wait_for(lambda: self._ended or self.answered >= until)
+            assert not self._ended
 
     def end(self) -> Object:
         """How many there were, the texts that came, and what failed."""
-        said, _ = self._process.communicate()
-        summary: Object = json.loads(said.splitlines()[-1])
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._reader.join()
+        summary: Object = json.loads(self._last)
         return summary
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._reader.join()
+        self._process.wait()
+        for each in (self._process.stdin, self._process.stdout):
+            if each:
+                each.close()
 
 
 class Cluster:
@@ -160,18 +192,21 @@ class Cluster:
         return answer
 
     @contextmanager
-    def asking(self, namespace: str, service: str, width: int = 4) -> Iterator[Asking]:
-        """Greedy completions of a Service's frontends, all the time."""
+    def asking(
+        self, namespace: str, service: str, width: int = 4, how: str = "whole", prompts: int = 1
+    ) -> Iterator[Asking]:
+        """Greedy completions of a Service's frontends, all the time; for `how` see `support.cluster.asking`."""
         process = subprocess.Popen(
-            [*self.inside, sys.executable, "-m", "support.cluster.asking", namespace, service, str(width)],
+            [*self.inside, sys.executable, "-m", "support.cluster.asking", namespace, service, str(width), how,
+             str(prompts)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'src'}"},
         )  # fmt: skip
+        asking = Asking(process)
         try:
-            yield Asking(process)
+            yield asking
         finally:
-            process.kill()
-            process.communicate()
+            asking.stop()
 
     def addresses(self, app: str, namespace: str) -> list[str]:
         """Of its pods that are not about to end."""

@@ -75,7 +75,7 @@ class FleetView:
             "version": __version__,
             "running": len(self._requests),
             "models": self._model_rows(served),
-            "workers": self._workers.rows(served),
+            "workers": self._workers.rows(self._models.versions()),
             "requests": {record.request_id: self._request(record) for record in self._requests.oldest(MOST_REQUESTS)},
             "decisions": {str(number): row for number, row in self._decisions},
             "sessions": session_rows(self._requests.sessions),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, time
 from typing import Any
 
@@ -16,7 +16,7 @@ from dynamo.frontend.measure.prompt_changes import Decode, PromptChange
 from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
 from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
-from dynamo.protocols.engine import Session
+from dynamo.protocols.engine import Session, Tenant
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
 from dynamo.router.delivery.delivery import Delivery
 
@@ -31,8 +31,8 @@ class RequestRecord:
 
     __slots__ = (
         "_all", "_deliveries", "_error", "_first_token", "_meters", "_model", "_model_known", "_routing_began",
-        "change", "embeds", "endpoint", "is_probe", "method", "outcome", "path", "payload", "request_id", "session",
-        "span", "started", "stream", "traceparent", "turn",
+        "change", "embeds", "endpoint", "is_probe", "limit_headers", "method", "outcome", "path", "payload",
+        "request_id", "session", "span", "started", "stream", "tenant", "traceparent", "turn", "warnings",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +61,12 @@ class RequestRecord:
         self.session: Session | None = None
         self.turn = 0
         """The number of this turn in its session, once it has ended."""
+        self.tenant: Tenant | None = None
+        """Whose it is in the routers' queues, if the server has keys."""
+        self.limit_headers: Callable[[], Mapping[str, str]] | None = None
+        """What to tell the client of the limits of its key, if there are any."""
+        self.warnings: list[str] = []
+        """What was left out of it, for the response's headers."""
         self.change: PromptChange | None = None
         """Where its prompt differs from that of an earlier turn, if that cost cached tokens."""
         self.payload: CapturedPayload | None = None
@@ -123,7 +129,9 @@ class RequestRecord:
     def error(self) -> DynamoException | None:
         """Why the client did not get a whole answer. Streams cancelled because another failed do not count."""
         errors = [meter.error for meter in self._meters if meter.error]
-        return self._error or min(errors, key=lambda error: isinstance(error, Cancelled), default=None)
+        if self._error or not errors:
+            return self._error
+        return min(errors, key=lambda error: isinstance(error, Cancelled))
 
     @property
     def stage(self) -> str:
@@ -319,11 +327,14 @@ def one_line(text: str) -> str:
 
 def error_type(status: int, error: DynamoException | None) -> str:
     """The label of a failure; an error after the first byte counts although the status was 200."""
-    if isinstance(error, ResourceExhausted):
+    if error is None:
+        if status < 400:
+            return ""
+    elif isinstance(error, ResourceExhausted):
         return "overload"
-    if isinstance(error, Cancelled):
+    elif isinstance(error, Cancelled):
         return "cancelled"
-    if error is not None:
+    else:
         status = error.status
     match status:
         case 499:

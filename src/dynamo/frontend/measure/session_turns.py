@@ -55,26 +55,26 @@ class SessionHistory:
         session = record.session
         if session is None or not record.deliveries:
             return
-        now, key = time.time(), key_of(session)
+        now, key, model, prompt = time.time(), key_of(session), record.model, record.input_tokens
+        cached = min(record.cached_tokens, prompt)
         known = self._all.get(key)
         if known is None:
-            known = SessionTurns(session.id[:LONGEST_SHOWN], session.parent[:LONGEST_SHOWN], record.model, now)
+            known = SessionTurns(session.id[:LONGEST_SHOWN], session.parent[:LONGEST_SHOWN], model, now)
             self._all.add(key, known)
         else:
             pause = max(0.0, now - record.age - known.ended)
             known.pause = pause if known.turns == 1 else known.pause + (pause - known.pause) / 4
             self._all.used(key)
-        prompt, cached = record.input_tokens, min(record.cached_tokens, record.input_tokens)
-        known.ended, known.model = now, record.model
+            self.recent.pop(key, None)
+        known.ended, known.model = now, model
         known.turns += 1
-        known.worker = next(iter(record.workers), None)
+        known.worker = record.deliveries[0].instance_id
         known.prompt_tokens = prompt
         known.input_tokens += prompt
         known.cached_tokens += cached
         known.shares = (known.shares + bytes((100 * cached // prompt if prompt else 0,)))[-TURNS_SHOWN:]
         known.changed = str(record.change) if record.change else ""
         record.turn = known.turns
-        self.recent.pop(key, None)
         self.recent[key] = known
         if len(self.recent) > RECENT:
             del self.recent[next(iter(self.recent))]

@@ -35,8 +35,11 @@ class _WorkerLoads(Struct, frozen=True):
 
 
 def worker_gauges(prefix: str, models: Iterable[ServedModel], last_requests: LastRequests) -> list[MetricFamily]:
-    """Workers that left get no series and are removed from `last_requests`."""
+    """Workers that left get no series and are removed from `last_requests`. Several models are versions of one name."""
     models = list(models)
+    names: dict[str, list[ServedModel]] = {}
+    for model in models:
+        names.setdefault(model.name, []).append(model)
     # The adapters of a worker are models of their own, with its id.
     loads = _WorkerLoads(Counter(), Counter())
     for model in models:
@@ -49,7 +52,7 @@ def worker_gauges(prefix: str, models: Iterable[ServedModel], last_requests: Las
         del last_requests[gone]
     last = [(_labels(cards[id], id, rank), request) for (id, rank), request in last_requests.items()]
     return [
-        _WORKERS.family([({"model": model.name}, model) for model in models], f"{prefix}_"),
+        _WORKERS.family([({"model": name}, versions) for name, versions in names.items()], f"{prefix}_"),
         *families(_LOADS, [({}, loads)], f"{prefix}_worker_"),
         *families(_LAST, last, f"{prefix}_worker_last_"),
     ]
@@ -64,10 +67,11 @@ def ready_gauge(prefix: str, readiness: Mapping[str, bool]) -> MetricFamily:
     return _READY.family([({}, readiness)], f"{prefix}_")
 
 
-def _counts(model: ServedModel) -> dict[tuple[str, ...], float]:
-    counts: dict[tuple[str, ...], float] = {(WorkerType.Decode.value,): len(model.router.instances.ids())}
-    if model.handoffs:
-        counts[WorkerType.Prefill.value,] = len(model.handoffs.pool)
+def _counts(versions: list[ServedModel]) -> dict[tuple[str, ...], float]:
+    workers = sum(len(model.router.instances) for model in versions)
+    counts: dict[tuple[str, ...], float] = {(WorkerType.Decode.value,): workers}
+    if handoffs := versions[0].handoffs:  # they share the workers that compute prompts
+        counts[WorkerType.Prefill.value,] = len(handoffs.pool)
     return counts
 
 
@@ -75,7 +79,7 @@ def _labels(card: ModelCard, worker_id: int, dp_rank: int | None) -> dict[str, s
     return dict(zip(_LABELS, (str(worker_id), str(dp_rank or 0), worker_type(card.worker_type)), strict=True))
 
 
-_WORKERS: Metric[ServedModel] = Metric("gauge", "model_workers", "Workers that take requests", _counts,
+_WORKERS: Metric[list[ServedModel]] = Metric("gauge", "model_workers", "Workers that take requests", _counts,
     ("worker_type",))  # fmt: skip
 _LOADS: tuple[Metric[_WorkerLoads], ...] = (
     Metric("gauge", "active_decode_blocks", "KV blocks in use", lambda loads: loads.blocks, _LABELS),

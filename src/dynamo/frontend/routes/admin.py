@@ -79,7 +79,7 @@ class ThresholdList(Struct, kw_only=True):
 async def clear_kv_blocks(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     everything = frontend.models.instances()
     groups = {
-        (one.namespace, one.component): model.name for model in frontend.models.served() for one in model.instances()
+        (one.namespace, one.component): model.name for model in frontend.models.versions() for one in model.instances()
     }
     if not groups:
         return json_response(ClearedBlocks(message="No active worker groups found"))

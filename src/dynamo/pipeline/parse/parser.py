@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -31,6 +32,7 @@ def reasoning_formats() -> list[str]:
     return sorted({*formats.REASONING_FORMATS, *formats.REASONING_ALIASES})
 
 
+@cache
 def skip_special_tokens(tools: str | None, reasoning: str | None) -> bool:
     """Whether output in these formats may be decoded without special tokens."""
     _tool_format(tools)

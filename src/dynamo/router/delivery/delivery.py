@@ -27,7 +27,7 @@ from dynamo.protocols.errors import (
 )
 from dynamo.protocols.streams import StreamClaim
 from dynamo.router.config import RequestBackoff
-from dynamo.router.delivery.continuation import correct_usage, limit_cached
+from dynamo.router.delivery.continuation import correct_usage, is_guided, limit_cached
 from dynamo.router.delivery.history import DeliveryHistory
 from dynamo.router.delivery.progress import DeliveryProgress, DeliveryState, Next
 from dynamo.router.delivery.repetition import Repetition
@@ -114,7 +114,7 @@ class Delivery:
             limit=options.limit,
             max_seq_len=options.max_seq_len,
             pinned=pinned is not None,
-            resumes_guided=options.resumes_guided(),
+            resumes_guided=not is_guided(request) or options.resumes_guided(),
         )
         self.history = DeliveryHistory()
         self.placement: Placement | None = None
