@@ -116,7 +116,9 @@ class IdleBlocks:
         if not blocks:
             return
         if not session:
-            self._plain.update(dict.fromkeys(blocks, self.now))
+            plain, now = self._plain, self.now
+            for block in blocks:
+                plain[block] = now
             return
         known = self._sessions.get(session)
         if known is None:

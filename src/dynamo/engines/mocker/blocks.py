@@ -76,10 +76,10 @@ class BlockPool:
 
     def hold(self, blocks: Sequence[int]) -> None:
         """One more request uses these cached blocks."""
-        holders = self._holders
+        holders, used_again = self._holders, self.idle.remove
         for block in blocks:
             if not holders[block]:
-                self.idle.remove(block)
+                used_again(block)
             holders[block] += 1
 
     def allocate(self, count: int) -> list[int]:
