@@ -32,7 +32,7 @@ class _Released:
         self.count = 0
 
 
-class _Session:
+class IdleSession:
     """The idle blocks that a session used last."""
 
     __slots__ = ("blocks", "idle_since", "name", "pause", "tenant", "turns")
@@ -46,23 +46,23 @@ class _Session:
         self.pause: SessionPause | None = None
 
     def rate(self, now: float) -> float:
-        """Of the blocks that would leave first."""
+        """How soon its blocks that leave first are expected to be needed."""
         idle = now - self.idle_since
         rate = self.pause.rate(idle) if self.pause else UNKNOWN / max(1.0, idle)
         unused = self.turns - next(iter(self.blocks.values())).turn
         return rate * LEFT**unused if unused else rate
 
 
-class _Tenant:
+class IdleTenant:
     """The sessions of one tenant that have idle blocks."""
 
     __slots__ = ("ranked", "ranked_at", "released", "sessions")
 
     def __init__(self) -> None:
-        self.sessions: dict[str, _Session] = {}
+        self.sessions: dict[str, IdleSession] = {}
         self.released: deque[_Released] = deque()
         """In the order of time. Their counts add up to the idle blocks."""
-        self.ranked: list[_Session] = []
+        self.ranked: list[IdleSession] = []
         """Those that leave next, the first one last, as of a moment ago; only of many sessions."""
         self.ranked_at = 0.0
 
@@ -79,7 +79,7 @@ class _Tenant:
             released = self.released[-1]
         released.count -= 1
 
-    def next(self, now: float) -> _Session:
+    def next(self, now: float) -> IdleSession:
         """The session that is expected last."""
         count = len(self.sessions)
         if count <= FEW:
@@ -100,10 +100,10 @@ class IdleBlocks:
     def __init__(self) -> None:
         self.now = 0.0
         self._plain: OrderedDict[int, float] = OrderedDict()
-        """Of requests without a session, with the time since when."""
-        self._session_of: dict[int, _Session] = {}
-        self._sessions: dict[str, _Session] = {}
-        self._tenants: dict[str, _Tenant] = {}
+        """The blocks of requests without a session, with the time since when."""
+        self._session_of: dict[int, IdleSession] = {}
+        self._sessions: dict[str, IdleSession] = {}
+        self._tenants: dict[str, IdleTenant] = {}
 
     def __len__(self) -> int:
         return len(self._plain) + len(self._session_of)
@@ -122,8 +122,8 @@ class IdleBlocks:
             return
         known = self._sessions.get(session)
         if known is None:
-            known = self._sessions[session] = _Session(session, tenant)
-            self._tenants.setdefault(tenant, _Tenant()).sessions[session] = known
+            known = self._sessions[session] = IdleSession(session, tenant)
+            self._tenants.setdefault(tenant, IdleTenant()).sessions[session] = known
         known.idle_since, known.pause = self.now, None
         known.turns += 1
         released = _Released(self.now, known.turns)
@@ -183,9 +183,9 @@ class IdleBlocks:
         self.remove(block)
         self.add([block], session.name if session else "", session.tenant if session else _ANYBODY)
 
-    def _to_leave(self) -> tuple[_Session | None, _Released | None]:
+    def _to_leave(self) -> tuple[IdleSession | None, _Released | None]:
         """The session whose first block leaves, and what that is counted against; None: the first without a session."""
-        found: tuple[_Tenant, _Released] | None = None
+        found: tuple[IdleTenant, _Released] | None = None
         for tenant in self._tenants.values():
             oldest = tenant.oldest()
             if oldest is not None and (found is None or oldest.at < found[1].at):
@@ -194,7 +194,7 @@ class IdleBlocks:
             return None, None
         return found[0].next(self.now), found[1]
 
-    def _drop(self, session: _Session) -> None:
+    def _drop(self, session: IdleSession) -> None:
         """It has no idle block left."""
         del self._sessions[session.name]
         tenant = self._tenants[session.tenant]

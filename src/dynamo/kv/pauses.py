@@ -16,7 +16,7 @@ AGES = tuple(round(2 ** (half / 2), 3) for half in range(26))
 """Seconds of idleness at which a rate changes: from 1 s to 1.6 h, each 1.4 times the one before."""
 
 UNKNOWN = 0.5
-"""Of a session about which nothing is known, the rate times its idle seconds: the longest idle gives way first."""
+"""The rate times the idle seconds of a session about which nothing is known: the longest idle gives way first."""
 
 
 class SessionPause(Struct, frozen=True, kw_only=True, array_like=True):
@@ -34,7 +34,7 @@ class SessionPause(Struct, frozen=True, kw_only=True, array_like=True):
     """Exactly when it will return, where somebody knows."""
 
     def rate(self, idle: float) -> float:
-        """How soon it is expected, in returns per second, after so many seconds without a request."""
+        """How soon it is expected, in returns per second, once it was idle for these seconds."""
         if self.final:
             return 0.0
         if self.returns_in is not None:

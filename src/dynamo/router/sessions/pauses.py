@@ -31,7 +31,7 @@ _LENGTH_STEP = 4.0
 OTHER = "other"
 
 
-class _Kind:
+class KindOfPause:
     """Pauses of one kind: by age, how many ended and how many seconds were spent there."""
 
     __slots__ = ("ended", "seconds")
@@ -72,10 +72,10 @@ class PauseBook:
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._sessions: SessionTable[_Paused] = SessionTable(most)
-        self._kinds: dict[str, _Kind] = {}
-        self._after: dict[tuple[str, int], _Kind] = {}
+        self._kinds: dict[str, KindOfPause] = {}
+        self._after: dict[tuple[str, int], KindOfPause] = {}
         """By the kind, and the class of the length of the pause before."""
-        self._all = _Kind()
+        self._all = KindOfPause()
 
     def began(self, key: Key, now: float) -> None:
         """A turn of the session begins."""
@@ -118,7 +118,11 @@ class PauseBook:
 
     def _learn(self, session: _Paused, pause: float, *, returned: bool) -> None:
         kind, after = session.kind, (session.kind, session.last)
-        for table in (self._all, self._kinds.setdefault(kind, _Kind()), self._after.setdefault(after, _Kind())):
+        for table in (
+            self._all,
+            self._kinds.setdefault(kind, KindOfPause()),
+            self._after.setdefault(after, KindOfPause()),
+        ):
             table.add(pause, returned=returned)
 
     def _rates(self, session: _Paused) -> list[float]:
