@@ -50,7 +50,7 @@ test-deep: $(DEV)
 
 # The bound of fairness: a million random histories over one to four frontends, some hours.
 test-fair: $(DEV)
-	$(BIN)/python benchmarks/fair_bound.py --histories $(or $(HISTORIES),1000000) --processes $$(nproc)
+	$(BIN)/python benchmarks/fair_bound.py --histories $(or $(HISTORIES),1000000) --processes $$(nproc) $(if $(COMPILED),--compiled)
 
 # Every parser of bytes from outside, with new mutations for SECONDS; what breaks one is kept in tests/fuzz/kept.
 fuzz: $(DEV)

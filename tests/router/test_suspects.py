@@ -118,7 +118,7 @@ def test_only_a_worker_that_may_have_died_counts() -> None:
     assert not is_loss(ConnectionTimeout("hangs"))
 
 
-KILLER, OTHER = Tenant("killer", shares=True), Tenant("other", shares=True)
+KILLER, OTHER = Tenant("killer", keys=2), Tenant("other", keys=2)
 
 
 def blamed() -> Suspects:

@@ -267,7 +267,7 @@ BOUNDED = ModelRuntimeConfig(max_num_seqs=32, max_num_batched_tokens=16)
 @pytest.mark.parametrize("mode", ["kv", "round-robin", "least-loaded"])
 async def test_where_keys_share_a_flood_of_long_answers_leaves_a_place_without_any_setting(mode: str) -> None:
     local = Local()
-    flood, light = Tenant("flood", shares=True), Tenant("light", shares=True)
+    flood, light = Tenant("flood", keys=2), Tenant("light", keys=2)
     async with ScriptedWorker(local), routing(local, card=BOUNDED, mode=mode) as side:
         await until(lambda: len(side.client.instance_set) == 1)
         running = []

@@ -17,7 +17,7 @@ from dynamo.serving.exchange import FrontendExchange
 from dynamo.serving.served_model import ServedModel
 from support.waiting import until
 
-MINE, YOURS = Tenant("mine", shares=True), Tenant("yours", shares=True)
+MINE, YOURS = Tenant("mine", keys=2), Tenant("yours", keys=2)
 
 
 class Place:

@@ -18,7 +18,7 @@ from dynamo.frontend.admission.keys import ANYBODY, ApiKeys
 from dynamo.frontend.admission.limits import Clock, KeyMeter, RateLimitExceeded
 from dynamo.frontend.config import FrontendConfig
 from dynamo.protocols.engine import Tenant
-from dynamo.protocols.errors import HttpError
+from dynamo.protocols.errors import DynamoException, HttpError
 
 MOST_HOSTS = 256
 BYTES_PER_TOKEN = 4
@@ -34,11 +34,11 @@ class Callers:
         if not keys.closed and config.default_key_limits:
             self._meters[ANYBODY] = KeyMeter(config.default_key_limits.divided(config.workers), clock)
         self._tenants: dict[str, Tenant] = {}
-        self.share_workers = keys.closed and len(tuple(keys)) > 1
+        count = len(tuple(keys)) if keys.closed else 0
+        self.share_workers = count > 1
         """Several keys take turns."""
         if keys.closed:
-            shares = self.share_workers
-            self._tenants = {key.owner: key.tenant(shares, config.share_kv_cache) for key in keys}
+            self._tenants = {key.owner: key.tenant(count, config.share_kv_cache) for key in keys}
         self.has_limits = bool(self._meters)
         self._local_hosts: set[str] = set()
         """Headers that were found to name this machine."""
@@ -74,6 +74,18 @@ class Callers:
         if self._keys.closed or self._keys.has_admins:
             return self._keys.is_known(request.headers)
         return self._config.is_local
+
+    def is_admin(self, request: web.Request) -> bool:
+        """Whether an administrator's route would be open to it."""
+        owner = request.get(OWNER)
+        try:
+            self._admit_admin(request)
+        except DynamoException:
+            return False
+        finally:
+            if owner is not None:
+                request[OWNER] = owner
+        return True
 
     def _keep_web_pages_out(self, request: web.Request) -> None:
         """Where no key is needed, a page of any web site could ask by way of a browser on this machine."""

@@ -52,12 +52,17 @@ class Tenant(Struct, frozen=True):
 
     name: str
     weight: float = 1.0
-    shares: bool = False
-    """Others have keys too, so what it asks for passes the fair queue."""
+    keys: int = 0
+    """How many there are of its kind, itself included; 0 where tenants are not told apart."""
     background: bool = False
     """It is served when no tenant in the foreground waits: a batch."""
     cache_salt: str = ""
     """What keeps its cached prefixes apart from those of others; empty where all share them."""
+
+    @property
+    def shares(self) -> bool:
+        """Others have keys too, so what it asks for passes the fair queue."""
+        return self.keys > 1
 
 
 class Session(Struct, frozen=True):

@@ -370,11 +370,11 @@ class KvAwareRouter:
 
     def _with_places(self, fleet: Fleet, requests: Sequence[float], tenant: Tenant) -> list[WorkerRank]:
         """The workers that run fewer requests than they can; one that does not say how many counts as free."""
-        running = self.queue.ledger.running(tenant)
+        under_way = self.queue.ledger.under_way(tenant)
         return [
             worker
             for worker, count, most in zip(fleet.workers, requests, fleet.max_requests, strict=True)
-            if most is None or count < most_requests(most, tenant, running)
+            if most is None or count < most_requests(most, tenant, under_way)
         ]
 
     def _book(

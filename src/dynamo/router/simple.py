@@ -18,7 +18,7 @@ from dynamo.protocols.card import DRAFT_TOKENS, ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Session, Tenant
 from dynamo.protocols.errors import ResourceExhausted, RouterQueueLimitExceeded
 from dynamo.router.choice.queue import Queue, RequestToPlace
-from dynamo.router.choice.service import PROMPT_BATCHES, most_requests
+from dynamo.router.choice.service import PROMPT_BATCHES, TenantsUnderWay, most_requests
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
 from dynamo.router.load.reported import ReportedLoads
@@ -161,23 +161,27 @@ class SimpleRouter:
     def _place_fairly(self, request: RequestToPlace, awaited: Collection[WorkerRank] = ()) -> Placement | None:
         """None when the request must wait: all its candidates are full, or `awaited` by earlier requests."""
         taken = {worker.worker_id for worker in awaited}
-        running = self.queue.ledger.running(request.tenant)
+        under_way = self.queue.ledger.under_way(request.tenant)
         free = [
-            id for id in self._candidates(request) if id not in taken and self._has_room(id, request.tenant, running)
+            id for id in self._candidates(request) if id not in taken and self._has_room(id, request.tenant, under_way)
         ]
         return self._place(request, free) if free else None
 
-    def _has_room(self, instance_id: int, tenant: Tenant, running: int) -> bool:
+    def _has_room(self, instance_id: int, tenant: Tenant, under_way: TenantsUnderWay) -> bool:
         if not (tenant.shares or tenant.background):
             return True
         card = self._runtime_of(instance_id)
         ranks = max(1, card.data_parallel_size)
         prompts = self._prompts.get(instance_id, 0)
         # Whoever has nothing under way is sent ahead of the prompts that wait here.
-        if prompts > PROMPT_BATCHES * ranks * (card.max_num_batched_tokens or 8192) and (running or tenant.background):
+        if prompts > PROMPT_BATCHES * ranks * (card.max_num_batched_tokens or 8192) and (
+            under_way.own or tenant.background
+        ):
             return False
         most = card.max_num_seqs
-        return most is None or self._in_flight.get(instance_id, 0) < most_requests(ranks * most, tenant, running)
+        if most is None:
+            return True
+        return self._in_flight.get(instance_id, 0) < most_requests(ranks * most, tenant, under_way)
 
     def _place(self, request: RequestToPlace, candidates: Sequence[int], *, shared: bool = True) -> Placement:
         """`shared`: other tenants may look at what waits at its worker."""

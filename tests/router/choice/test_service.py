@@ -13,7 +13,15 @@ from msgspec import Struct
 
 from dynamo.protocols.engine import Tenant
 from dynamo.router.choice.elsewhere import ServiceElsewhere
-from dynamo.router.choice.service import CACHED, OUTPUT, PROMPT, ServiceLedger, most_requests, prompt_cost
+from dynamo.router.choice.service import (
+    CACHED,
+    OUTPUT,
+    PROMPT,
+    ServiceLedger,
+    TenantsUnderWay,
+    most_requests,
+    prompt_cost,
+)
 from dynamo.router.choice.turns import Turns, tenant_key
 
 LONGEST = 40
@@ -59,6 +67,23 @@ class Frontend:
             yield request
 
 
+class Chances:
+    """Few calls of few kinds: a million histories are drawn from it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed).random
+
+    def upto(self, most: int) -> int:
+        """0 to `most - 1`."""
+        return int(self.random() * most)
+
+    def shuffled(self, frontends: list[Frontend]) -> list[Frontend]:
+        left, found = list(frontends), list[Frontend]()
+        while left:
+            found.append(left.pop(self.upto(len(left))))
+        return found
+
+
 class Worker:
     """Continuous batching: each step takes in what has room, and gives every running request one token.
 
@@ -66,7 +91,8 @@ class Worker:
     """
 
     def __init__(self, names: str, seed: int, frontends: int = 1, exchange: int = 3) -> None:
-        self.rng = random.Random(seed)
+        self.chances = Chances(seed)
+        upto = self.chances.upto
         self.now = 0.0
         self.exchange = exchange
         self.frontends = [Frontend(lambda: self.now) for _ in range(frontends)]
@@ -74,26 +100,28 @@ class Worker:
         self.running: list[tuple[Running, Frontend]] = []
         self.service = dict.fromkeys(names, 0.0)
         self.waiting = dict.fromkeys(names, 0)
-        self.arrivals = itertools.count()
+        self.arrivals = 0
         self.steps = 0
-        self.longest = {name: self.rng.choice((2, 10, 60)) for name in names}
+        self.longest = {name: (2, 10, 60)[upto(3)] for name in names}
         """Its answers, at most."""
-        self.rate = {name: self.rng.choice((0.05, 0.3, 2.0)) for name in names}
+        self.rate = {name: (0.05, 0.3, 2.0)[upto(3)] for name in names}
         """How many requests it sends in a step."""
-        self.used = {name: self.rng.sample(self.frontends, self.rng.randint(1, frontends)) for name in names}
+        self.used = {name: self.chances.shuffled(self.frontends)[: 1 + upto(frontends)] for name in names}
         """The frontends that it asks."""
 
     def arrive(self) -> None:
+        chance, upto = self.chances.random, self.chances.upto
         for name, tenant in self.tenants.items():
-            if self.rng.random() < 0.02:
-                self.rate[name] = self.rng.choice((0.0, 0.05, 0.3, 2.0))
-            count = int(self.rate[name]) + (self.rng.random() < self.rate[name] % 1)
-            for at in itertools.islice(self.arrivals, count):
-                prompt, output = self.rng.randint(1, LONGEST), self.rng.randint(1, self.longest[name])
-                cached = self.rng.randint(0, prompt)
+            if chance() < 0.02:
+                self.rate[name] = (0.0, 0.05, 0.3, 2.0)[upto(4)]
+            for _ in range(int(self.rate[name]) + (chance() < self.rate[name] % 1)):
+                prompt, output = 1 + upto(LONGEST), 1 + upto(self.longest[name])
+                cached = upto(prompt + 1)
                 # The router believes what is cached; the worker tells at the end.
-                request = Request(tenant, (float(at),), prompt, cached, output, self.rng.choice((cached, 0)))
-                self.rng.choice(self.used[name]).turns.add(request)
+                believed = cached if upto(2) else 0
+                self.arrivals += 1
+                request = Request(tenant, (float(self.arrivals),), prompt, cached, output, believed)
+                self.used[name][upto(len(self.used[name]))].turns.add(request)
                 self.waiting[name] += 1
 
     def step(self) -> None:
@@ -105,7 +133,7 @@ class Worker:
                 for receiver in self.frontends:
                     if receiver is not sender:
                         receiver.elsewhere.learn(id(sender), report)
-        for frontend in self.rng.sample(self.frontends, len(self.frontends)):
+        for frontend in self.chances.shuffled(self.frontends):
             for request in frontend.heads():
                 held = sum(one.request.prompt + one.request.output for one, _ in self.running)
                 if held + request.prompt + request.output > BATCH:
@@ -125,7 +153,7 @@ class Worker:
 
 
 def largest_gap(worker: Worker, steps: int) -> tuple[float, float]:
-    """Of the service of two tenants, over any interval in which both had requests waiting all the time.
+    """The largest gap between two tenants, over any interval in which both had requests waiting all the time.
 
     And the most that all were served between two messages of the frontends.
     """
@@ -218,9 +246,48 @@ def test_batches_are_served_after_all_who_wait_for_their_answer() -> None:
     assert list(turns)[-1] is batch
 
 
-@pytest.mark.parametrize("most", [1, 2, 4, 32, 256])
-def test_a_tenant_with_nothing_under_way_finds_a_place_that_batches_and_floods_leave(most: int) -> None:
+@pytest.mark.parametrize("most", [1, 2, 4, 8, 32, 256])
+def test_an_absent_tenant_finds_a_place_that_batches_and_floods_leave(most: int) -> None:
     light, batch = Tenant("light"), Tenant("flood", background=True)
-    assert 1 <= most_requests(most, batch, 5) <= most_requests(most, light, 5) <= most_requests(most, light, 0) == most
+    flooding, comes = TenantsUnderWay(own=most, active=1, absent=1), TenantsUnderWay(active=1, absent=1)
+    floods = most_requests(most, light, flooding)
+    assert 1 <= most_requests(most, batch, flooding) <= floods <= most_requests(most, light, comes) == most
+    if most >= 8:
+        assert floods < most
     if most > 1:
-        assert most_requests(most, batch, 0) < most
+        assert most_requests(most, batch, TenantsUnderWay()) < most
+
+
+@pytest.mark.parametrize("most", [1, 8, 16, 24, 256])
+def test_no_place_is_kept_while_every_tenant_has_requests_under_way_or_waiting(most: int) -> None:
+    assert most_requests(most, Tenant("flood"), TenantsUnderWay(own=most, active=2, absent=0)) == most
+
+
+def test_who_has_far_less_than_an_equal_share_of_the_places_may_use_those_that_are_kept() -> None:
+    def most(own: int) -> int:
+        return most_requests(24, Tenant("one of ten"), TenantsUnderWay(own=own, active=10, absent=17))
+
+    assert (most(1), most(2)) == (24, 23)
+
+
+def test_a_tenant_is_absent_that_has_requests_neither_under_way_nor_waiting() -> None:
+    turns: Turns[Request] = Turns()
+    ledger = ServiceLedger(turns)
+    one, other = Tenant("a", keys=3), Tenant("b", keys=3)
+    request = Request(one, (0.0,), prompt=10, cached=0, output=5)
+    assert ledger.under_way(one).absent == 3
+    first, second = Running(request), Running(request)
+    for running in (first, second):
+        ledger.began(running, request)
+    assert ledger.under_way(one).absent == 2
+    waiting = Request(other, (1.0,), prompt=10, cached=0, output=5)
+    turns.add(waiting)  # needs no place that is kept: it is its turn, or that of somebody who had less
+    turns.add(request)
+    assert ledger.under_way(one).absent == 1
+    turns.remove(waiting)
+    turns.remove(request)
+    ledger.ended(first)
+    assert ledger.under_way(one).absent == 2
+    ledger.ended(second)
+    assert ledger.under_way(one).absent == 3
+    assert ledger.under_way(Tenant("c")).absent == 0

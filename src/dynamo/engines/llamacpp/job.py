@@ -41,7 +41,6 @@ class Job:
         "sampler",
         "scored",
         "scoring",
-        "session",
         "sink",
         "stop_ids",
         "tokens",
@@ -85,7 +84,6 @@ class Job:
         self.guide: GrammarGuide | None = None
         routing = request.routing
         self.names = names.chain(routing.cache_salt if routing else None)
-        self.session = routing.session if routing else None
         self.held: Held | None = None
         self.computed = 0
         self.cached_tokens: int | None = None

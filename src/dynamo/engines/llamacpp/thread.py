@@ -17,7 +17,6 @@ from dynamo.engines.llamacpp.decoder import LlamaDecoder
 from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.scheduler import LlamaScheduler, Output
 from dynamo.kv.messages import KvChange, Tier
-from dynamo.kv.pauses import SessionPause
 from dynamo.protocols.errors import EngineShutdown, from_exception
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class EngineThread:
         self._deliver = deliver
         self._died = died
         self._loop = asyncio.get_running_loop()
-        self._commands: SimpleQueue[Job | ThreadCall | SessionPause | str | None] = SimpleQueue()
+        self._commands: SimpleQueue[Job | ThreadCall | str | None] = SimpleQueue()
         self._tiers = scheduler.tiers
         if self._tiers is not None:
             self._tiers.on_wake(lambda: self._commands.put(_WAKE))
@@ -83,10 +82,6 @@ class EngineThread:
         prefilling = job.held is not None and job.prompt_tokens - job.computed > 1
         if prefilling and self._decoder.rewinds and not self._scheduler.was_aborted:
             self._decoder.abort(True)
-
-    def paused(self, pause: SessionPause) -> None:
-        """Its session is between two turns; may be called by any thread."""
-        self._commands.put(pause)
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call `function` in the thread, between two steps; raises EngineShutdown if the thread ends before."""
@@ -154,8 +149,6 @@ class EngineThread:
             assert not isinstance(command, str)
             if isinstance(command, ThreadCall):
                 self._do(command)
-            elif isinstance(command, SessionPause):
-                self._scheduler.blocks.paused(command)
             elif command.aborted:
                 self._scheduler.remove(command)
                 self._released.append(command)

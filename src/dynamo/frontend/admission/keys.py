@@ -39,9 +39,9 @@ class KnownKey(Struct, frozen=True, kw_only=True):
     def owner(self) -> str:
         return self.digest.hex()[:32]
 
-    def tenant(self, shares: bool, share_kv_cache: bool) -> Tenant:
+    def tenant(self, keys: int, share_kv_cache: bool) -> Tenant:
         salt = "" if share_kv_cache else self.owner
-        return Tenant(self.owner, weight=self.weight, shares=shares, cache_salt=salt)
+        return Tenant(self.owner, weight=self.weight, keys=keys, cache_salt=salt)
 
 
 class ApiKeys:

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from dynamo.protocols.engine import Tenant
 from dynamo.router.choice.turns import Turns
 
@@ -21,15 +23,28 @@ def prompt_cost(computed: float, cached: float) -> float:
     return max(1.0, PROMPT * computed + CACHED * cached)
 
 
-def most_requests(max_num_seqs: int, tenant: Tenant, running: int) -> int:
-    """How many requests a worker may have when it takes one of this tenant, of which `running` run already.
+class TenantsUnderWay(Struct, frozen=True):
+    """What decides who may use the places that are kept."""
 
-    A few places are kept for tenants that have nothing under way, more of them from batches: who comes beside a flood
-    of long answers would otherwise wait until one of them ends.
+    own: int = 0
+    """Requests of the tenant that run."""
+    active: int = 0
+    """Tenants with requests that run."""
+    absent: int = 0
+    """Tenants with keys that have requests neither under way nor waiting."""
+
+
+def most_requests(max_num_seqs: int, tenant: Tenant, under_way: TenantsUnderWay) -> int:
+    """How many requests a worker may have when it takes one of this tenant.
+
+    A few places are kept for absent tenants, and for those that have far less than an equal share of the places; more
+    of them from batches: who comes beside a flood of long answers would otherwise wait until one of them ends.
     """
     if tenant.background:
         return max(1, max_num_seqs - -(-max_num_seqs // 8))
-    return max(1, max_num_seqs - _kept(max_num_seqs)) if running else max_num_seqs
+    if 2 * under_way.own * (under_way.active + 1) <= max_num_seqs:
+        return max_num_seqs
+    return max(1, max_num_seqs - min(under_way.absent, _kept(max_num_seqs)))
 
 
 def _kept(max_num_seqs: int) -> int:
@@ -68,6 +83,8 @@ class ServiceLedger:
         self._open: dict[Served, tuple[ServedShare, int]] = {}
         """With the output tokens that were charged."""
         self._running: Counter[tuple[str, bool]] = Counter()
+        self._active = 0
+        """How many tenants in the foreground have requests under way."""
         self._settled = 0.0
 
     @property
@@ -79,12 +96,26 @@ class ServiceLedger:
         """How many of its requests are placed and have not ended."""
         return self._running[tenant.name, tenant.background]
 
+    def under_way(self, tenant: Tenant) -> TenantsUnderWay:
+        return TenantsUnderWay(self.running(tenant), self._active, self._absent(tenant))
+
+    def _absent(self, tenant: Tenant) -> int:
+        left = tenant.keys - self._active
+        if left > 0 and self._turns.count:
+            left -= sum(
+                not background and not self._running[name, background]
+                for name, background in self._turns.waiting_keys()
+            )
+        return max(0, left)
+
     def began(self, placement: Served, request: ServedShare) -> None:
         """Does nothing for a request without a tenant."""
         tenant = request.tenant
         if tenant.name:
             self._open[placement] = request, placement.output_tokens
-            self._running[tenant.name, tenant.background] += 1
+            key = (tenant.name, tenant.background)
+            self._active += not tenant.background and not self._running[key]
+            self._running[key] += 1
 
     def ended(self, placement: Served) -> None:
         found = self._open.pop(placement, None)
@@ -99,6 +130,7 @@ class ServiceLedger:
         self._running[key] -= 1
         if not self._running[key]:
             del self._running[key]
+            self._active -= not tenant.background
 
     def settle(self) -> None:
         """Charge what came since the last time, unless that was just now."""
