@@ -34,7 +34,7 @@ WORKERS = 4
 
 
 class FixedTime(PauseBook):
-    """Every session is kept for so many seconds, whatever it did before."""
+    """Every session is kept for as long, whatever it did before."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()

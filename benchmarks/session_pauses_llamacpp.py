@@ -3,7 +3,7 @@
 usage: python benchmarks/session_pauses_llamacpp.py SESSIONS [--seconds 150] [--sessions 12] [--rounds 2] [--share 0.25]
 
 Recorded sessions with even numbers go on in real time with their pauses divided by 8, and prompts with a hundredth of
-their tokens. The cache has room for `--share` of their longest prompts together. Each round runs for so many seconds
+their tokens. The cache has room for `--share` of their longest prompts together. Each round runs for `--seconds`
 without and with `--router-keep-paused`. The table has what was cached of the prompts, and the mean time to the answer's
 end, which is one token long.
 """
