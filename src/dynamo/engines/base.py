@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from dynamo.kv.messages import KvChange, Tier, TierReport
+from dynamo.kv.pauses import SessionPause
 from dynamo.protocols.card import ModelInput, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import StartError
@@ -135,6 +136,14 @@ class KvSocketSource(Protocol):
 
     def kv_sockets(self) -> list[KvSocket]:
         """One for each rank; asked once the engine has started."""
+
+
+@runtime_checkable
+class SessionKeeper(Protocol):
+    """An engine that keeps the blocks of the sessions that return soonest."""
+
+    def session_paused(self, pause: SessionPause) -> None:
+        """What a router expects of a session, named in `Routing.session`, whose turn has ended."""
 
 
 @runtime_checkable

@@ -65,6 +65,7 @@ class Postprocess:
         "_worker",
         "count",
         "done",
+        "tool",
     )
 
     def __init__(
@@ -116,6 +117,8 @@ class Postprocess:
         self._pending_logprobs: deque[tuple[int, TokenLogprob]] = deque()
         self.count = 0
         self.done = False
+        self.tool: str | None = None
+        """The last tool that the answer calls."""
 
     def tokens(self, ids: list[int]) -> None:
         if self.done:
@@ -306,6 +309,7 @@ class Postprocess:
                 case ReasoningText(text):
                     choice.reasoning(text)
                 case ToolStart(index, id, name) if not (index and self._one_call):
+                    self.tool = name
                     choice.tool_start(index, id, name)
                 case ToolArgs(index, fragment) if not (index and self._one_call):
                     choice.tool_arguments(index, fragment)

@@ -78,6 +78,13 @@ class Session(Struct, frozen=True):
     """The client named it; otherwise it is guessed from how the prompt begins, and binds no worker."""
 
 
+class SessionName(Struct, frozen=True, array_like=True):
+    """What a worker knows of a session: names by which it tells sessions and their tenants apart."""
+
+    digest: str
+    tenant: str = ""
+
+
 class Routing(Struct, kw_only=True, omit_defaults=True):
     """What the client asked of the router, and the part of the router's choice that the worker must know."""
 
@@ -92,6 +99,8 @@ class Routing(Struct, kw_only=True, omit_defaults=True):
     prefill_worker_id: int | None = None
     """From the client, where the prompt must be computed; for a decode worker, where it was."""
     prefill_dp_rank: int | None = None
+    session: SessionName | None = None
+    """Set by the router where workers are told of pauses."""
 
 
 class PrefillResult(Struct, kw_only=True, omit_defaults=True):

@@ -38,6 +38,7 @@ from dynamo.router.load.reported import NO_REPORT, ReportedLoads, kv_status
 from dynamo.router.load_book import LoadBook
 from dynamo.router.placement import DECISIONS_KEPT, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.prefix_copies import PrefixCopies
+from dynamo.router.sessions.pause_feed import PauseFeed
 from dynamo.router.sessions.sync import AffinitySync
 from dynamo.router.stats import ChoiceTimer, Overhead, RouterStats
 from dynamo.router.thresholds import Thresholds
@@ -87,6 +88,7 @@ class KvAwareRouter:
         """A worker guesses tokens ahead."""
         self._affinity = config.affinity()
         self._affinity_sync: AffinitySync | None = None
+        self.pauses: PauseFeed | None = None
         self._ranks = RankTable(block_size)
         self.queue: Queue[KvPlacement] = Queue(
             config.queue_policy, self._choose_and_book, lambda request: self._candidates(request).workers
@@ -157,6 +159,8 @@ class KvAwareRouter:
             self.follower.start()
         if self._affinity:
             self._affinity_sync = AffinitySync(self._affinity, self._runtime.events, self.instances, self.stats)
+        if self._config.keep_paused:
+            self.pauses = PauseFeed(self._runtime.events, self.instances)
         self._sweeping = asyncio.create_task(self._sweep())
         self._reloading = asyncio.create_task(self._reload_rule())
         self._follow_reports()
@@ -174,6 +178,9 @@ class KvAwareRouter:
         self._active.detach()
         reported, self._reported = self._reported, None
         affinity, self._affinity_sync = self._affinity_sync, None
+        if self.pauses:
+            self.pauses.close()
+            self.pauses = None
         for part in (affinity, self._copies, self.follower, self.replicas, reported):
             if part:
                 await part.close()
@@ -245,6 +252,11 @@ class KvAwareRouter:
             self.rule,
             self.stats.requests,
         )
+
+    def session_paused(self, session: Session, kind: str, returns_in: float | None = None) -> None:
+        """See `Router.session_paused`. `returns_in` is for experiments that know."""
+        if self.pauses:
+            self.pauses.paused(session, kind, returns_in)
 
     def use_rule(self, rule: LoadedRule | None) -> None:
         """Let this rule choose from the next request on; None is the built-in one."""
@@ -398,6 +410,8 @@ class KvAwareRouter:
         )
         if self._affinity and pending.session:
             placement.turn = self._affinity.begin(pending.session, worker, pending.prompt_tokens)
+        if self.pauses and pending.session:
+            placement.session = self.pauses.began(pending.session, worker)
         self.queue.ledger.began(placement, pending)
         if self._copies and pending.copies and self._sweeping:
             self._copies.consider(pending.request, placement, choice, pending.request_id)
@@ -506,4 +520,6 @@ class KvAwareRouter:
             now = asyncio.get_running_loop().time()
             if self.approximate is not None:
                 self.approximate.expire(now)
+            if self.pauses:
+                self.pauses.book.sweep(now)
             self.queue.dispatch()

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import Tier, TierReport, WorkerRank
-from dynamo.protocols.engine import PreprocessedRequest, Routing, Session, Tenant
+from dynamo.protocols.engine import PreprocessedRequest, Routing, Session, SessionName, Tenant
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.router.choice.queue import Queue
 from dynamo.router.config import RequestBackoff
@@ -22,6 +22,8 @@ from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import Channel
 
+END_TURN = "end_turn"
+"""What an answer ends with that calls no tool: it is the user's turn."""
 DECISIONS_KEPT = 256
 """The latest decisions of a router, for inspection."""
 
@@ -85,6 +87,7 @@ class Placement:
         "instance_id",
         "output_tokens",
         "released",
+        "session",
         "turn",
     )
 
@@ -109,6 +112,8 @@ class Placement:
         """How much of its prompt was cached, as the worker said at the end."""
         self.turn: SessionTurn | None = None
         """Its part in a session that keeps to a worker."""
+        self.session: SessionName | None = None
+        """What the worker calls its session, where it is told of pauses."""
         self.computed = False
         self.released = False
 
@@ -124,10 +129,13 @@ class Placement:
 
     def routed(self, request: Any) -> Any:
         """The request as the instance must get it."""
-        if self.dp_rank is None or not isinstance(request, PreprocessedRequest):
+        if (self.dp_rank is None and self.session is None) or not isinstance(request, PreprocessedRequest):
             return request
         # A copy: the choices of one client request share theirs.
-        routing = structs.replace(request.routing or Routing(), dp_rank=self.dp_rank)
+        routing = structs.replace(request.routing or Routing())
+        if self.dp_rank is not None:
+            routing.dp_rank = self.dp_rank
+        routing.session = self.session
         return structs.replace(request, routing=routing)
 
     def first_token(self) -> None:
@@ -185,6 +193,9 @@ class Router(Protocol):
         `session` keeps to its worker, where that is configured. Raises
         Unavailable when there is no instance to choose, ResourceExhausted when all are busy beyond the thresholds.
         """
+
+    def session_paused(self, session: Session, kind: str) -> None:
+        """A turn of the session has ended: by a call of the tool `kind`, or with END_TURN."""
 
     def loads(self) -> list[WorkerLoad]:
         """The load of each rank that can be reached; empty where load is not tracked."""

@@ -255,6 +255,9 @@ class SimpleRouter:
         else:
             self._prompts.pop(placement.instance_id, None)
 
+    def session_paused(self, session: Session, kind: str) -> None:
+        """Nothing is known of caches here."""
+
     def loads(self) -> list[WorkerLoad]:
         """What workers report, while their reports are followed."""
         if self._reported is None:

@@ -27,6 +27,7 @@ from dynamo.protocols.worker_name import worker_name
 from dynamo.router.decision import Decision
 from dynamo.router.delivery.continuation import repeatable
 from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
+from dynamo.router.placement import END_TURN
 from dynamo.runtime import Context
 from dynamo.runtime.logging import TRACE
 from dynamo.runtime.stream import Sink
@@ -158,6 +159,10 @@ class ModelRequest(Generic[RequestT]):
         for context, delivery in running:
             context.kill()
             await delivery.close()
+        session = self.context.session
+        if running and session and session.named:
+            tools = (output.tool for output in self._outputs if output.tool)
+            self.model.router.session_paused(session, next(tools, END_TURN))
         self._outputs.clear()
 
     async def _add_choice(

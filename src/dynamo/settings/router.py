@@ -87,6 +87,9 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
     session_affinity_mode: Annotated[AffinityMode, Setting(
         "--router-session-affinity-mode", "DYN_ROUTER_SESSION_AFFINITY_MODE",
         "soft: a worker with too much to do loses the session; hard: only one that has left does", "MODE")] = "soft"
+    keep_paused: Annotated[bool, Setting(
+        "--router-keep-paused", "DYN_ROUTER_KEEP_PAUSED",
+        "kv: learn how long sessions pause; mockers keep the blocks of those that return soonest")] = False
     active_decode_blocks_threshold: Annotated[float | None, Meta(ge=0, le=1), Setting(
         "--active-decode-blocks-threshold", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
         "a worker is busy above this share of its blocks in use, 0..1")] = None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+
+import msgspec
 
 from dynamo.engines.base import (
     CacheOwner,
@@ -19,12 +22,14 @@ from dynamo.engines.base import (
     LoadSource,
     MetricsSource,
     RankLoad,
+    SessionKeeper,
     WorkerHandoff,
 )
 from dynamo.handoff.worker.by_engine import EnginePrefillWorker, engine_decode_worker
 from dynamo.handoff.worker.decode import DecodeWorker
 from dynamo.handoff.worker.prefill import PrefillWorker
-from dynamo.kv.messages import KvChange
+from dynamo.kv.messages import KvChange, subject
+from dynamo.kv.pauses import SESSION_PAUSES, SessionPause
 from dynamo.kv.publish.engine_listener import listen
 from dynamo.kv.publish.feed import component_of, kv_feed
 from dynamo.kv.publish.load_metrics import WorkerMetricsPublisher
@@ -42,6 +47,8 @@ from dynamo.runtime.status import endpoint_labels
 from dynamo.runtime.stream import Handler, Outlet
 from dynamo.worker.control import offer_control, serve_beside
 from dynamo.worker.health import health_check_payload
+
+log = logging.getLogger(__name__)
 
 
 def engine_handler(engine: Engine) -> Handler:
@@ -76,6 +83,8 @@ async def publish_engine(
         gauges = CacheGauges()
         await publish_load(endpoint, engine, gauges)
         _show(endpoint, gauges.families, model)
+    if isinstance(engine, SessionKeeper):
+        await follow_pauses(endpoint, engine)
     if isinstance(engine, CacheOwner):
         await offer_clearing(endpoint, engine)
     await offer_control(endpoint)
@@ -189,6 +198,24 @@ async def publish_load(endpoint: Endpoint, engine: LoadSource, gauges: CacheGaug
         )
 
     engine.on_load(publish)
+
+
+async def follow_pauses(endpoint: Endpoint, engine: SessionKeeper) -> None:
+    """Tell the engine what routers say of its sessions."""
+    await endpoint.runtime.start()
+    me, decode = endpoint.runtime.instance_id, msgspec.msgpack.Decoder(SessionPause).decode
+
+    def receive(_: str, data: bytes) -> None:
+        try:
+            pause = decode(data)
+        except msgspec.MsgspecError as error:
+            log.debug("ignoring a malformed pause of a session: %s", error)
+            return
+        if pause.worker_id == me:
+            engine.session_paused(pause)
+
+    component = endpoint.id.namespace, endpoint.id.component
+    await endpoint.runtime.events.subscribe(subject(component, SESSION_PAUSES), receive)
 
 
 async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:

@@ -89,10 +89,10 @@ def test_a_held_block_is_not_free_and_not_evicted() -> None:
     pool = BlockPool(2)
     pool.release(put(pool, [10, 11]))
     found = pool.lookup([10], 1)
-    assert pool.idle(found) == 1
+    assert pool.idle_among(found) == 1
     pool.hold(found)
     pool.hold(found)
-    assert (pool.idle(found), pool.free) == (0, 1)
+    assert (pool.idle_among(found), pool.free) == (0, 1)
     pool.release(found)
     assert pool.free == 1
     pool.allocate(1)

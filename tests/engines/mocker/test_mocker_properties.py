@@ -195,7 +195,7 @@ def test_the_same_work_gives_the_same_history(args: MockerArgs, work: list[tuple
 def state(scheduler: Scheduler) -> tuple[Any, ...]:
     pool = scheduler.pool
     return (
-        list(pool._free),
+        list(pool.idle._plain),
         pool._holders,
         pool._hash_of,
         pool._found,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
+from dynamo.kv.idle_blocks import IdleBlocks
 from dynamo.kv.messages import Cleared, KvChange, Removed, Stored
 
 from .tiers import MockTiers
@@ -15,8 +15,9 @@ class BlockPool:
     """Which blocks are in use, and what free blocks still hold.
 
     A free block keeps its content until it is needed for something else. Empty blocks go first, then the one that has
-    been free for longest. Two requests that compute the same block hold a copy each. Events announce the first copy
-    and the loss of the last one, so a set that follows them is exactly what can be reused.
+    been free for longest; where sessions are known, `IdleBlocks` decides. Two requests that compute the same block hold
+    a copy each. Events announce the first copy and the loss of the last one, so a set that follows them is exactly what
+    can be reused.
     """
 
     def __init__(
@@ -29,8 +30,8 @@ class BlockPool:
         self._record_events = record_events and caching
         self._blank: list[int] = []
         """Free blocks that hold nothing, those that are taken first at the end; beside them the ones never used yet."""
-        self._free: OrderedDict[int, None] = OrderedDict()
-        """Free blocks that may hold something, in the order in which they are taken."""
+        self.idle = IdleBlocks()
+        """Free blocks that may hold something."""
         self._holders: list[int] = []
         self._hash_of: list[int | None] = []
         """It grows with the blocks used: a simulation has thousands of pools, and most are never full."""
@@ -46,11 +47,11 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        return self.total - len(self._holders) + len(self._blank) + len(self._free)
+        return self.total - len(self._holders) + len(self._blank) + len(self.idle)
 
     @property
     def used(self) -> int:
-        return len(self._holders) - len(self._blank) - len(self._free)
+        return len(self._holders) - len(self._blank) - len(self.idle)
 
     def cached_hashes(self) -> set[int]:
         return set(self._found)
@@ -68,17 +69,17 @@ class BlockPool:
             found.append(block)
         return found
 
-    def idle(self, blocks: Sequence[int]) -> int:
+    def idle_among(self, blocks: Sequence[int]) -> int:
         """How many of these would be taken out of the free ones by holding them."""
         holders = self._holders
         return sum(1 for block in blocks if not holders[block])
 
     def hold(self, blocks: Sequence[int]) -> None:
         """One more request uses these cached blocks."""
-        holders = self._holders
+        holders, used_again = self._holders, self.idle.remove
         for block in blocks:
             if not holders[block]:
-                del self._free[block]
+                used_again(block)
             holders[block] += 1
 
     def allocate(self, count: int) -> list[int]:
@@ -89,8 +90,7 @@ class BlockPool:
         found, copies = self._found, self._copies
         blocks = self._empty(count)
         if count > len(blocks):
-            take = self._free.popitem
-            used = [take(False)[0] for _ in range(count - len(blocks))]
+            used = self.idle.take(count - len(blocks))
             blocks += used
         else:
             used = []
@@ -125,17 +125,18 @@ class BlockPool:
         self._hash_of += [None] * fresh
         return blocks + list(range(first, first + fresh))
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], session: str = "", tenant: str = "") -> None:
         """Give back a request's blocks, the last one first: the tail of a chain is worth less than its head."""
-        holders, free, hash_of = self._holders, self._free, self._hash_of
-        blank = []
+        holders, hash_of = self._holders, self._hash_of
+        blank, idle = [], []
         for block in reversed(blocks):
             holders[block] -= 1
             if not holders[block]:
                 if hash_of[block] is None:
                     blank.append(block)
                 else:
-                    free[block] = None
+                    idle.append(block)
+        self.idle.add(idle, session, tenant)
         self._blank += reversed(blank)
 
     def store(self, blocks: Sequence[int], hashes: list[int], parent: int | None) -> None:
@@ -180,7 +181,7 @@ class BlockPool:
         """Raise AssertionError if the books do not balance."""
         for block, holders in enumerate(self._holders):
             assert holders >= 0, f"block {block} has {holders} holders"
-            places = (holders > 0) + (block in self._free) + self._blank.count(block)
+            places = (holders > 0) + (block in self.idle) + self._blank.count(block)
             assert places == 1, f"block {block} is in {places} places"
         kept = {block: block_hash for block, block_hash in enumerate(self._hash_of) if block_hash is not None}
         copies = [(block_hash, block) for block_hash, blocks in self._copies.items() for block in blocks]

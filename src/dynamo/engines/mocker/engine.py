@@ -24,6 +24,7 @@ from dynamo.engines.base import (
 from dynamo.engines.registry import EngineSpec
 from dynamo.engines.request_options import reject_options
 from dynamo.kv.hashing import salt_seed
+from dynamo.kv.pauses import SessionPause
 from dynamo.model import HubConfig, LocalModel, build_card, open_card
 from dynamo.protocols.card import ModelCard, ModelInput, ModelType
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
@@ -211,6 +212,9 @@ class MockerEngine(MockHandoffs):
         """One figure per data parallel rank."""
         return self.ranks.load()
 
+    def session_paused(self, pause: SessionPause) -> None:
+        self.ranks.paused(pause)
+
     async def clear_cache(self) -> bool:
         """Forget cached prefixes; rejected while requests run."""
         cleared = self.ranks.clear_cache()
@@ -232,7 +236,7 @@ class MockerEngine(MockHandoffs):
             self.ranks.add(request_id, prompt, answer)
             return answer
         salt = salt_seed(routing.lora_name, routing.cache_salt)
-        self.ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
+        self.ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt, session=routing.session)
         return answer
 
     def _tick(self, *, ahead: bool = True) -> None:

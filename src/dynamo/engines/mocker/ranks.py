@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
 from dynamo.kv.messages import KvChange, Tier
+from dynamo.kv.pauses import SessionPause
+from dynamo.protocols.engine import SessionName
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledRequestMetrics
 
@@ -73,6 +75,7 @@ class Ranks:
         *,
         dp_rank: int | None = None,
         salt: int = BASE_SEED,
+        session: SessionName | None = None,
     ) -> int:
         """Queue a request on the rank it names or else on the next in turn, and say which."""
         count = len(self.schedulers)
@@ -81,7 +84,7 @@ class Ranks:
         if request_id in self._rank_of:
             raise InvalidArgument(f"request {request_id} is already here")
         rank = self._next if dp_rank is None else dp_rank
-        self.schedulers[rank].add(request_id, prompt, answer, salt=salt)
+        self.schedulers[rank].add(request_id, prompt, answer, salt=salt, session=session)
         if dp_rank is None:
             self._next = (rank + 1) % count
         self._rank_of[request_id] = self.schedulers[rank]
@@ -120,6 +123,11 @@ class Ranks:
         busy = [scheduler for scheduler in self.schedulers if scheduler.busy]
         quiet = min([scheduler.quiet_steps() for scheduler in busy], default=0)
         return self._pace(busy, now, math.inf, quiet)[0] if quiet > 1 else None
+
+    def paused(self, pause: SessionPause) -> None:
+        """Its session is between two turns."""
+        if pause.dp_rank < len(self.schedulers):
+            self.schedulers[pause.dp_rank].pool.idle.paused(pause)
 
     def clear_cache(self) -> bool:
         """Forget every cached prefix; rejected while requests hold blocks anywhere."""

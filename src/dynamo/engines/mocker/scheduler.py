@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
 from dynamo.kv.messages import KvChange, Tier, TierReport
+from dynamo.protocols.engine import SessionName
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledPrompt, ScheduledRequestMetrics
 
@@ -91,7 +92,15 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self._sequences)
 
-    def add(self, request_id: int, prompt: Collection[int], answer: MockAnswer, *, salt: int = BASE_SEED) -> None:
+    def add(
+        self,
+        request_id: int,
+        prompt: Collection[int],
+        answer: MockAnswer,
+        *,
+        salt: int = BASE_SEED,
+        session: SessionName | None = None,
+    ) -> None:
         """Queue a request, or reject one that could never be computed."""
         if request_id in self._sequences:
             raise InvalidArgument(f"request {request_id} is already here")
@@ -102,7 +111,7 @@ class Scheduler:
             raise InvalidArgument(
                 f"a prompt of {len(prompt)} tokens does not fit: at most {limit - 1} leave room for an answer"
             )
-        sequence = Sequence(request_id, prompt, answer, salt)
+        sequence = Sequence(request_id, prompt, answer, salt, session)
         if self.pool.caching:
             sequence.hash_up_to(len(prompt) // self._block_size, self._block_size)
         (self._arrived if self.args.async_scheduling and self._sequences else self.waiting).append(sequence)
@@ -115,7 +124,7 @@ class Scheduler:
             return False
         if sequence in self.running:
             self.running.remove(sequence)
-            self.pool.release(sequence.blocks)
+            self._release(sequence)
         elif self.tiers is not None and self.tiers.cancel(sequence):
             self.pool.release(sequence.blocks)
         else:
@@ -124,6 +133,7 @@ class Scheduler:
 
     def step(self, now: float = 0.0) -> StepResult:
         """One iteration. What it schedules is computed and answered by the time `duration` has passed."""
+        self.pool.idle.now = now
         if self.tiers is not None:
             self._take_restored(self.tiers, now)
         if not self.running and not self.waiting:
@@ -318,7 +328,7 @@ class Scheduler:
             # All its tokens must fit, not only the first chunk. If no request is running, no blocks are reserved.
             whole = -(-known // size) - len(hit)
             reserve = self._reserve if self.running else 0
-            if whole + pool.idle(hit) + reserve > pool.free:
+            if whole + pool.idle_among(hit) + reserve > pool.free:
                 break
             self.waiting.popleft()
             pool.hold(hit)
@@ -376,6 +386,14 @@ class Scheduler:
             sequence.hashes[first - 1] if first else None,
         )
 
+    def _release(self, sequence: Sequence) -> None:
+        """Its session may come back for them."""
+        session = sequence.session
+        if session:
+            self.pool.release(sequence.blocks, session.digest, session.tenant)
+        else:
+            self.pool.release(sequence.blocks)
+
     def _preempt(self, victim: Sequence) -> None:
         self.pool.release(victim.blocks)
         victim.preempt()
@@ -421,7 +439,7 @@ class Scheduler:
     def _finish(self, done: list[Sequence]) -> list[Finished]:
         finished = []
         for sequence in done:
-            self.pool.release(sequence.blocks)
+            self._release(sequence)
             del self._sequences[sequence.request_id]
             finished.append(
                 Finished(

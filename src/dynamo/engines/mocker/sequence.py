@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable
 
 from dynamo.kv.hashing import local_hashes, sequence_hashes
+from dynamo.protocols.engine import SessionName
 
 from .tokens import MockAnswer
 
@@ -27,16 +28,20 @@ class Sequence:
         "request_id",
         "restored",
         "salt",
+        "session",
         "tokens",
     )
 
-    def __init__(self, request_id: int, prompt: Iterable[int], answer: MockAnswer, salt: int) -> None:
+    def __init__(
+        self, request_id: int, prompt: Iterable[int], answer: MockAnswer, salt: int, session: SessionName | None = None
+    ) -> None:
         self.request_id = request_id
         self.tokens = array("I", prompt)
         """The prompt, and as much of the answer as is drawn."""
         self.prompt_tokens = self.known = self.delivered = len(self.tokens)
         self.answer = answer
         self.salt = salt
+        self.session = session
         self.hashes: list[int] = []
         self.blocks: list[int] = []
         self.computed = 0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from dynamo.lab.simulate.traffic import SimulatedRequest
 from dynamo.protocols.errors import InvalidArgument
@@ -23,6 +23,7 @@ class AgentRequest(Struct, frozen=True, kw_only=True):
     hash_ids: tuple[int, ...] = ()
     api_time: float = 0.0
     think_time: float = 0.0
+    stop: str = ""
     agent_id: str = ""
     duration_ms: float = 0.0
     tool_tokens: int = 0
@@ -109,6 +110,7 @@ def read_agents(path: Path, asked: AgentTraffic | None = None) -> Iterator[Simul
                 session=session.id,
                 delay=min(each.think_time, asked.pauses) if previous else 0.0,
                 label=label,
+                ended_by=each.stop,
             )
             previous = session.id
             ended = each.t + each.api_time
@@ -139,8 +141,22 @@ def _sub_agent(
             session=name,
             delay=min(delay if first else each.think_time, pauses),
             label=f"{name}, request {number + 1}",
+            ended_by=each.stop,
         )
         first = False
+
+
+def with_pauses(requests: Iterable[SimulatedRequest]) -> list[SimulatedRequest]:
+    """Each request with the pause that follows it; the last one of each session is final."""
+    known = list(requests)
+    next_of: dict[str, float] = {}
+    for at in range(len(known) - 1, -1, -1):
+        each = known[at]
+        if each.session:
+            pause = next_of.get(each.session)
+            known[at] = structs.replace(each, pause=pause, final=pause is None)
+            next_of[each.session] = each.delay
+    return known
 
 
 class _Blocks:

@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -22,7 +23,7 @@ from dynamo.lab.simulate.measured import Values, WeightedHistogram
 from dynamo.lab.simulate.report import FleetReport
 from dynamo.lab.simulate.traffic import SimulatedRequest
 from dynamo.protocols.card import ModelCard
-from dynamo.protocols.engine import EngineOutput
+from dynamo.protocols.engine import EngineOutput, Session
 from dynamo.protocols.errors import DynamoException, InvalidArgument
 from dynamo.router.config import RequestBackoff, RoutingConfig
 from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
@@ -52,6 +53,8 @@ class SimulationConfig(Struct, frozen=True, kw_only=True):
     migration_limit: int = 3
     incidents: Sequence[Incident] = ()
     seed: int = 0
+    pauses: Literal["learned", "known"] = "learned"
+    """Where `routing.keep_paused`: whether pauses of sessions are learned, or known before as nobody can."""
     name: str = ""
 
 
@@ -163,8 +166,9 @@ class Simulation:
         context = Context(f"{next(self.fleet.request_numbers):x}")
         router = self.router
         limit = self.config.migration_limit
+        session = Session(asked.session, final=asked.final) if asked.session else None
         delivery = Delivery(
-            router.place,
+            partial(router.place, session=session),
             router.instances,
             asked.preprocessed(),
             context,
@@ -186,8 +190,16 @@ class Simulation:
             self.measured.failed_with(error)
         finally:
             self.in_flight -= 1
+            if session:
+                self._paused(session, asked)
             self.measured.migrations += delivery.history.migrations
             await delivery.close()
+
+    def _paused(self, session: Session, asked: SimulatedRequest) -> None:
+        if isinstance(self.router, KvAwareRouter) and self.config.pauses == "known":
+            self.router.session_paused(session, asked.ended_by, asked.pause)
+        else:
+            self.router.session_paused(session, asked.ended_by)
 
     def _new_backoff(self) -> RequestBackoff:
         return RequestBackoff(self.config.routing.migration_wait_secs, clock=self._loop.time, jitter=random.random)

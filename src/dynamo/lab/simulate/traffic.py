@@ -27,6 +27,12 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
     """The session whose latest request this session's first one follows."""
     delay: float = 0.0
     """Seconds between the end of the session's earlier request and this one."""
+    ended_by: str = ""
+    """What ends its answer: a call of a tool, or "end_turn"."""
+    final: bool = False
+    """It is the last request of its session."""
+    pause: float | None = None
+    """Until the session's next request, which nobody knows but an oracle."""
     priority: int = 0
     strict_priority: int = 0
     model: str = ""
@@ -71,6 +77,7 @@ def scaled(requests: Iterable[SimulatedRequest], copies: int, speedup: float = 1
                 request,
                 at=at,
                 delay=request.delay / speedup,
+                pause=None if request.pause is None else request.pause / speedup,
                 session=f"{request.session}/{copy}" if request.session and copy else request.session,
                 after=f"{request.after}/{copy}" if request.after and copy else request.after,
                 block_ids=tuple(block_id * copies + copy for block_id in request.block_ids),
