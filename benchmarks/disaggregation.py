@@ -100,7 +100,7 @@ class Clients:
                     return
             await asyncio.sleep(0.1)
 
-    async def ask(self, model: str, prompt: str, tokens: int, **more: Any) -> dict[str, Any]:
+    async def ask(self, model: str, prompt: str | list[int], tokens: int, **more: Any) -> dict[str, Any]:
         body = {
             "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
             "nvext": {"extra_fields": ["routing"]}, **more,

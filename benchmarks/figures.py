@@ -25,7 +25,7 @@ class Figures(Struct, kw_only=True):
     itl_p99: float
     frontend_rss_mb: float
     client_cpu_percent: float
-    """Of one core: near 100 the client is the bottleneck."""
+    """Percent of one core: near 100 the client is the bottleneck."""
     events_per_token: float
     reads_per_token: float
     requests: int

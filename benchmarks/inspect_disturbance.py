@@ -38,7 +38,7 @@ EVERY_SECONDS = 0.001
 PAUSE_SECONDS = 0.1
 """After a look, before the next time in which nobody looks."""
 LEAST_SECONDS, MOST_SECONDS = 0.05, 1.0
-"""Of such a time: the loop is later in longer times, so short looks get more time, and long ones count in pieces."""
+"""Seconds of such a time. The loop is later in longer ones: short looks get more, and long ones count in pieces."""
 KINDS: dict[str, list[str]] = {
     "all tables, 10 rows each": ["{pid}"],
     "tasks": ["{pid}", "tasks"],

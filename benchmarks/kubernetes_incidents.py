@@ -171,20 +171,15 @@ def drain(at: Deployed) -> None:
 
 
 def kill(at: Deployed, part: str, module: str) -> None:
-    number = next(at.numbers)
+    """Its pod is replaced: started again in it, one that dies often waits longer and longer."""
     pods = [each for each in at.pods(part) if is_ready(each)]
-    pod = pods[number % len(pods)]
-    restarts = restarts_of(pod)
+    pod = pods[next(at.numbers) % len(pods)]
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     pid = at.process(pod, module)
-    assert pid, f"no process of {pod['metadata']['name']}"
+    assert pid, f"no process of {name}"
     os.kill(pid, signal.SIGKILL)
-    until_sync(lambda: any(each["metadata"]["uid"] == pod["metadata"]["uid"] and restarts_of(each) > restarts
-                           for each in at.pods(part)))  # fmt: skip
-    until_sync(lambda: at.serving(part) == 2)
-
-
-def restarts_of(pod: Object) -> int:
-    return sum(each["restartCount"] for each in pod["status"].get("containerStatuses") or ())
+    at.cluster.kubectl("delete", "pod", "-n", NAMESPACE, name, "--force", "--grace-period=0")
+    until_sync(lambda: at.serving(part) == 2 and uid not in {each["metadata"]["uid"] for each in at.pods(part)})
 
 
 def kill_workers(at: Deployed) -> None:
@@ -299,7 +294,8 @@ def run(at: Deployed, name: str, requests: int, width: int) -> Object:
         seconds = time.monotonic() - began
         summary = asking.end()
     return {
-        "incident": name, "rounds": rounds, "seconds": round(seconds), "requests": summary["done"],
+        "incident": name, "ended": time.strftime("%H:%M"),
+        "rounds": rounds, "seconds": round(seconds), "requests": summary["done"],
         "failed": len(summary["failed"]), "differ": len(summary["texts"]) - PROMPTS,
         "reconnected": summary["reconnected"], "first failures": summary["failed"][:3],
     }  # fmt: skip

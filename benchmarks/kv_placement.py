@@ -84,7 +84,7 @@ class Picked:
     prefill_tokens: int
     """To be booked there as waiting to be computed."""
     choice: Choice | None = None
-    """Of a rule that makes copies."""
+    """The choice of a rule that makes copies."""
 
 
 class Router:

@@ -171,7 +171,7 @@ class Asked(NamedTuple):
 
     seconds: float
     cpu_seconds: float
-    """Of this process: the same on a machine that does other things too."""
+    """What this process took: the same on a machine that does other things too."""
     cached_tokens: int
 
 

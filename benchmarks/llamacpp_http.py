@@ -72,7 +72,7 @@ class Served:
         self._rest.start()
 
     def cpu_seconds(self) -> float:
-        """Of the process and its children."""
+        """What the process and its children took."""
         return sum(map(_cpu_seconds, _with_children(self.process.pid)))
 
     def end(self) -> None:

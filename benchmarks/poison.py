@@ -4,8 +4,9 @@
 
 Workers are real processes, replaced when they end. The killers of the first kind go to an engine in Python that aborts,
 faults, exits, is killed, allocates, hangs, or aborts in the middle of its answer. Those of the second kind are
-constraints in public fields of requests, sent to mistral.rs and llama.cpp; the bounds and the trial that stop such
-constraints are switched off for them (`--fields 0` leaves them out). Every killer is sent twice.
+constraints in public fields of requests, sent to mistral.rs, llama.cpp and, with `--vllm PYTHON`, to vLLM by that
+interpreter; the bounds and the trial that stop such constraints are switched off for them. `--fields 0` leaves them
+out. Every killer is sent twice. With `--at-once N` so many are sent together.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import openai
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+from chaos.questions import Question, clear
 from support.deadly_worker import DEADLY_SEED, MODES
 from support.stack import Frontend, Process, Stack
 from support.waiting import until
@@ -41,8 +43,9 @@ Fields = dict[str, Any]
 class Fleet:
     """Keeps a number of workers alive, and counts those that ended."""
 
-    def __init__(self, stack: Stack, count: int, words: tuple[str, ...]) -> None:
+    def __init__(self, stack: Stack, count: int, words: tuple[str, ...], interpreter: str = sys.executable) -> None:
         self.stack = stack
+        self._interpreter = interpreter
         self.lost = 0
         self._count = count
         self._words = words
@@ -53,7 +56,9 @@ class Fleet:
             await self._one()
 
     async def _one(self) -> None:
-        process = await self.stack.python(*self._words, RAYON_NUM_THREADS="1")
+        process = await self.stack.python(
+            *self._words, interpreter=self._interpreter, RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1"
+        )
         self._tasks.add(asyncio.create_task(self._watch(process)))
 
     async def _watch(self, process: Process) -> None:
@@ -135,7 +140,7 @@ def clients(frontends: list[Frontend], key: str) -> list[openai.AsyncOpenAI]:
 
 
 async def all_serve(frontends: list[Frontend], workers: int) -> None:
-    """Wait until every frontend can send to so many workers."""
+    """Wait until every frontend can send to this many workers."""
     async with aiohttp.ClientSession(headers={"Authorization": "Bearer other"}) as http:
         for frontend in frontends:
 
@@ -149,7 +154,7 @@ async def all_serve(frontends: list[Frontend], workers: int) -> None:
 
 async def ask_others(users: list[openai.AsyncOpenAI], alone: dict[str, str], requests: int, outcome: Outcome,
                      done: asyncio.Event) -> None:  # fmt: skip
-    """Ask until there were so many requests and all killers were sent."""
+    """Ask until there were this many requests and all killers were sent."""
     prompts, numbers = list(alone), iter(range(10**9))
 
     async def one() -> None:
@@ -170,13 +175,25 @@ async def ask_others(users: list[openai.AsyncOpenAI], alone: dict[str, str], req
     await asyncio.gather(*[one() for _ in range(8)])
 
 
+async def clear_prompts(url: str, prompts: list[str]) -> list[str]:
+    """Those in whose greedy answers each token leads the next best one by much.
+
+    An engine rounds its sums in another way beside other requests: other answers change with no fault at all.
+    """
+    asked = {"model": "tiny", "max_tokens": 40, "temperature": 0}
+    async with aiohttp.ClientSession(headers={"Authorization": "Bearer other"}) as session:
+        pool = [Question("/v1/completions", {**asked, "prompt": prompt}) for prompt in prompts]
+        return [question.body["prompt"] for question in await clear(session, url, pool)]
+
+
 async def run(name: str, words: tuple[str, ...], killers: list[tuple[str, Fields]], requests: int, frontends: int,
-              workers: int, front: tuple[str, ...]) -> bool:  # fmt: skip
+              workers: int, front: tuple[str, ...], *, interpreter: str = sys.executable, real: bool = False,
+              at_once: int = 1) -> bool:  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "keys.toml").write_text(KEYS)
         async with Stack(place, {"DYN_LOG": "warn"}) as stack:
-            fleet = Fleet(stack, workers, words)
+            fleet = Fleet(stack, workers, words, interpreter)
             await fleet.start()
             servers = []
             for _ in range(frontends):
@@ -185,33 +202,44 @@ async def run(name: str, words: tuple[str, ...], killers: list[tuple[str, Fields
                 servers.append(Frontend(process, (await process.line("serving on ")).rpartition(" ")[2]))
             users, hostile = clients(servers, "other"), clients(servers, "killer")
             await all_serve(servers, workers)
-            prompts = [f"The {number}th of many prompts: " + "word " * number for number in range(24)]
+            prompts = [f"The {number}th of many prompts: " + "word " * number for number in range(72 if real else 24)]
+            if real:
+                prompts = await clear_prompts(servers[0].url, prompts)
+                print(f"{name}: {len(prompts)} prompts with a clear answer", flush=True)
             alone = {prompt: await complete(users[0], prompt=prompt, temperature=0) for prompt in prompts}
             outcome, done = Outcome(), asyncio.Event()
             others = asyncio.create_task(ask_others(users, alone, requests, outcome, done))
             costs: list[tuple[str, int]] = []
             again = 0
-            for number, (kind, fields) in enumerate(killers):
+            for first in range(0, len(killers), at_once):
+                some = killers[first : first + at_once]
+                kind = ", ".join(sorted({kind for kind, _ in some}))
                 await all_serve(servers, workers)
                 before = fleet.lost
-                for user in (hostile[number % frontends], hostile[(number + 1) % frontends]):
+                for turn in range(2):
                     once = fleet.lost
-                    with contextlib.suppress(openai.APIError):
-                        await complete(user, temperature=0, **fields)
-                    await asyncio.sleep(HANG_SECONDS + 2 if kind == "hang" else 0.5)
+                    sent = [
+                        complete(hostile[(first + number + turn) % frontends], temperature=0, **fields)
+                        for number, (_, fields) in enumerate(some)
+                    ]
+                    for ended in await asyncio.gather(*sent, return_exceptions=True):
+                        if isinstance(ended, BaseException) and not isinstance(ended, openai.APIError):
+                            raise ended
+                    await asyncio.sleep(HANG_SECONDS + 2 if "hang" in kind else 0.5)
                 again += fleet.lost - once
                 costs.append((kind, fleet.lost - before))
-                print(f"{number + 1} {kind}: {costs[-1][1]} lost, others {outcome.answered}", flush=True)
+                print(f"{first + len(some)} {kind}: {costs[-1][1]} lost, others {outcome.answered}", flush=True)
             done.set()
             await others
             fleet.stop()
             for each in (*users, *hostile):
                 await each.close()
-        total = sum(cost for _, cost in costs)
+        total = fleet.lost
         deadly = sum(cost > 0 for _, cost in costs)
+        most = max(cost for _, cost in costs)
         print(
-            f"{name}: {len(killers)} killers, of which {deadly} ended a worker; {total} workers lost, at most "
-            f"{max(cost for _, cost in costs)} by one, {again} when sent again; the other key: {outcome.answered} "
+            f"{name}: {len(killers)} killers, {at_once} at once, of which {deadly} ended a worker; {total} workers "
+            f"lost, at most {most} at a time, {again} when sent again; the other key: {outcome.answered} "
             f"answered, {len(outcome.failed)} failed, {outcome.differ} differ, the longest {outcome.longest:.1f} s",
             flush=True,
         )
@@ -228,6 +256,8 @@ def main() -> None:
     parser.add_argument("--frontends", type=int, default=2)
     parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--engines", default="mistralrs,llamacpp")
+    parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of tests/engines/install: vLLM is tried too")
+    parser.add_argument("--at-once", type=int, default=1, help="killers that are sent together")
     given = parser.parse_args()
     os.environ.pop("DYN_LOG", None)
     good = True
@@ -235,15 +265,27 @@ def main() -> None:
     if given.killers:
         killers = list(python_killers(given.killers))
         good &= asyncio.run(
-            run("engine in Python", (DEADLY,), killers, given.requests, given.frontends, given.workers, front)
+            run(
+                "engine in Python",
+                (DEADLY,),
+                killers,
+                given.requests,
+                given.frontends,
+                given.workers,
+                front,
+                at_once=given.at_once,
+            )
         )
-    engines = given.engines.split(",") if given.fields else []
+    engines = [*filter(None, given.engines.split(",")), *(["vllm"] if given.vllm else [])] if given.fields else []
     for engine in engines:
         killers = list(field_killers(given.fields // len(engines)))
-        words = (UNGUARDED, "dynamo.worker", engine, "tiny", "--migration-limit", "5")
+        words: tuple[str, ...] = (UNGUARDED, "dynamo.worker", engine, "tiny", "--migration-limit", "5")
+        if engine == "vllm":
+            words = (*words, "--max-model-len", "1024", "--kv-cache-memory-bytes", "64M")
         good &= asyncio.run(
             run(engine, words, killers, given.requests // 4, given.frontends, given.workers,
-                (UNGUARDED, "dynamo.frontend"))
+                (UNGUARDED, "dynamo.frontend"), real=True, at_once=given.at_once,
+                interpreter=given.vllm if engine == "vllm" else sys.executable)
         )  # fmt: skip
     sys.exit(not good)
 

@@ -3,13 +3,18 @@
 Each attack meets a frontend of its own. The memory is the highest the process had above its start, the CPU time what it
 used during the attack, and the wait the longest that a probe of `/live` beside it took.
 
-python benchmarks/strangers.py [--only headers]
+Two more measures: what it costs to refuse a request in each way, beside a plain 401 on a connection of its own; and
+1,000 strangers at once, from a process of the lowest priority, beside a client with a key, whose time to the first
+token is compared with that of the same client alone, just before and after.
+
+python benchmarks/strangers.py [--only headers] [--strangers 1000] [--seconds 20]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -17,6 +22,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 import grpc.aio
@@ -26,6 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from dynamo.api.kserve import messages
 from figures import table
 
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+LARGE = b"Content-Length: 40000000\r\n"
 KEY = "a-key-of-the-server"
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -57,6 +65,9 @@ class Frontend:
         os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         await self._rest
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
 
     def rss(self, which: str = "VmRSS") -> float:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
@@ -97,6 +108,33 @@ async def idle(frontend: Frontend) -> None:
     opened = [await asyncio.open_connection(host, int(port)) for _ in range(1000)]
     await asyncio.sleep(1)
     for _, writer in opened:
+        writer.transport.abort()
+
+
+async def chunks(frontend: Frontend) -> None:
+    """600 requests whose bodies of 180 KB come in chunks of a byte."""
+    await _bodies(frontend, b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 180_000)
+
+
+async def large(frontend: Frontend) -> None:
+    """600 requests with 1 MB of a body of 40 MB."""
+    await _bodies(frontend, LARGE + b"\r\n" + b" " * 1_000_000)
+
+
+async def _bodies(frontend: Frontend, rest: bytes) -> None:
+    """All are sent while the frontend cannot read, so that it finds all of them at once."""
+    host, port = frontend.address.split(":")
+    writers = [(await asyncio.open_connection(host, int(port)))[1] for _ in range(600)]
+    frontend.signal(signal.SIGSTOP)
+    for writer in writers:
+        writer.write(POST + rest)
+    await asyncio.sleep(1)
+    frontend.signal(signal.SIGCONT)
+    for writer in writers:
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+    await asyncio.sleep(2)
+    for writer in writers:
         writer.transport.abort()
 
 
@@ -160,8 +198,154 @@ async def _upload(frontend: Frontend, body: bytes, headers: dict[str, str]) -> N
 
 
 ATTACKS: tuple[Callable[[Frontend], Awaitable[None]], ...] = (
-    headers, idle, empty_parts, empty_lines, grpc_unary, refused, refused_grpc,
+    headers, idle, chunks, large, empty_parts, empty_lines, grpc_unary, refused, refused_grpc,
 )  # fmt: skip
+
+
+async def _raw(frontend: Frontend, request: bytes) -> bytes:
+    """What comes back for these bytes, on a connection of their own."""
+    host, port = frontend.address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(request)
+        await writer.drain()
+        return await reader.read(1 << 16)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+REFUSALS = {
+    "a plain 401": POST + b"Content-Length: 2\r\n\r\n{}",
+    "401, a wrong key": POST + b"Authorization: Bearer wrong\r\nContent-Length: 2\r\n\r\n{}",
+    "401, 1 MB of a body of 40 MB": POST + LARGE + b"\r\n" + b" " * 1_000_000,
+    "401, a body in chunks of a byte": POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 10_000,
+    "401, `Expect: 100-continue`": POST + LARGE + b"Expect: 100-continue\r\n\r\n",
+    "401, a form": b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    b"Content-Length: 900000\r\n\r\n" + b"--b\r\n\r\n\r\n" * 100_000,
+    "404": b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "431, 40 KB of headers": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"x: " + b"y" * 40_000 + b"\r\n\r\n",
+    "431, 20,000 headers": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"x:\r\n" * 20_000 + b"\r\n",
+    "400, no HTTP": b"\x16\x03\x01" + bytes(range(256)) * 40,
+}
+
+
+async def refusal(name: str, request: bytes, count: int = 500) -> list[str]:
+    """The CPU time of one such request; a frontend's own work in that time is the same for all."""
+    async with Frontend() as frontend:
+        answers = [await _raw(frontend, request) for _ in range(100)]
+        used = frontend.cpu()
+        for _ in range(count):
+            await _raw(frontend, request)
+        used = frontend.cpu() - used
+        status = answers[0].split(b" ")[1].decode() if answers[0] else "closed"
+        return [name, status, f"{1000 * used / count:.2f}"]
+
+
+async def together(address: str, grpc_address: str, strangers: int, ready: Callable[[], None]) -> None:
+    """Strangers of each kind, again and again, until the process ends."""
+    host, port = address.split(":")
+    large = messages.ModelInferRequest(model_name="echo", raw_input_contents=[b"x" * 40_000_000]).SerializeToString()
+
+    async def slow_headers() -> None:
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        for number in range(120):
+            writer.write(b"x-%d: %s\r\n" % (number, b"x" * 1000))
+            await writer.drain()
+            await asyncio.sleep(0.5)
+
+    async def silent() -> None:
+        reader, _ = await asyncio.open_connection(host, int(port))
+        await reader.read()
+
+    async def bodies() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(POST + LARGE + b"\r\n" + b" " * 200_000)
+        await reader.read()
+
+    async def asks() -> None:
+        async with aiohttp.ClientSession() as session:
+            for _ in range(20):
+                async with session.post(f"http://{address}/v1/chat/completions", json={}):
+                    await asyncio.sleep(1)
+
+    async def calls() -> None:
+        options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(grpc_address, options=options) as channel:
+            await _unauthenticated(channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(large))
+
+    kinds = [slow_headers] * 40 + [silent] * 20 + [bodies] * 15 + [asks] * 24 + [calls]
+
+    async def stranger(number: int) -> None:
+        await asyncio.sleep(number / strangers)
+        while True:
+            try:
+                await kinds[number % len(kinds)]()
+            except (OSError, aiohttp.ClientError, grpc.aio.AioRpcError):
+                pass
+            await asyncio.sleep(1)
+
+    everyone = [asyncio.create_task(stranger(number)) for number in range(strangers)]
+    await asyncio.sleep(3)
+    ready()
+    await asyncio.gather(*everyone)
+
+
+class Waits(NamedTuple):
+    half: float
+    most: float
+    requests: int
+
+    def __str__(self) -> str:
+        return f"{1000 * self.half:.1f} and {1000 * self.most:.1f} ms of {self.requests}"
+
+
+async def first_tokens(frontend: Frontend, seconds: float) -> Waits:
+    """The median and the 99th percentile of the times to the first token, twenty requests a second."""
+    body = {
+        "model": "echo_full",
+        "stream": True,
+        "max_tokens": 2,
+        "messages": [{"role": "user", "content": "hello " * 20}],
+    }
+    found: list[float] = []
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            begun = time.monotonic()
+            async with session.post(f"http://{frontend.address}/v1/chat/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.content.readany()
+                found.append(time.monotonic() - begun)
+            await asyncio.sleep(0.05)
+    found.sort()
+    return Waits(found[len(found) // 2], found[len(found) * 99 // 100], len(found))
+
+
+async def beside(strangers: int, seconds: float) -> None:
+    async with Frontend() as frontend:
+        await first_tokens(frontend, 2)
+        before, start, used = await first_tokens(frontend, seconds), frontend.rss(), frontend.cpu()
+        words = ["--attack", frontend.address, frontend.grpc, "--strangers", str(strangers)]
+        attackers = await asyncio.create_subprocess_exec(
+            "nice", "-n", "19", sys.executable, __file__, *words, stdout=asyncio.subprocess.PIPE
+        )
+        assert attackers.stdout
+        try:
+            await attackers.stdout.readline()
+            used = frontend.cpu()
+            during = await first_tokens(frontend, seconds)
+            used = frontend.cpu() - used
+        finally:
+            attackers.kill()
+            await attackers.wait()
+        after, peak = await first_tokens(frontend, seconds), frontend.rss("VmHWM")
+        print(f"{strangers} strangers: {peak - start:.0f} MB, {used / seconds:.2f} of a processor")
+        for name, waits in (("alone", before), ("beside them", during), ("alone again", after)):
+            print(f"time to the first token, median and 99th percentile, {name}: {waits}")
+        print(f"ratio of the medians: {2 * during.half / (before.half + after.half):.2f}")
 
 
 async def measure(attack: Callable[[Frontend], Awaitable[None]]) -> list[str]:
@@ -192,10 +376,23 @@ async def measure(attack: Callable[[Frontend], Awaitable[None]]) -> list[str]:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append")
-    only = parser.parse_args().only
+    parser.add_argument("--only", action="append", help="an attack, `refusals` or `beside`")
+    parser.add_argument("--strangers", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--attack", nargs=2, metavar=("ADDRESS", "GRPC"), help="be the strangers")
+    given = parser.parse_args()
+    only = given.only
+    if given.attack:
+        address, grpc_address = given.attack
+        await together(address, grpc_address, given.strangers, lambda: print("ready", flush=True))
     rows = [await measure(attack) for attack in ATTACKS if not only or attack.__name__ in only]
-    print(table(["attack", "MB", "CPU s", "longest wait, ms"], rows))
+    if rows:
+        print(table(["attack", "MB", "CPU s", "longest wait, ms"], rows))
+    if not only or "refusals" in only:
+        rows = [await refusal(name, request) for name, request in REFUSALS.items()]
+        print(table(["refused", "status", "CPU ms"], rows))
+    if not only or "beside" in only:
+        await beside(given.strangers, given.seconds)
 
 
 if __name__ == "__main__":

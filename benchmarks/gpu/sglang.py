@@ -8,6 +8,9 @@ SITE is a folder of unpacked wheels: SGLang's and ours. No weights are needed: t
 weights and a tokenizer made here. Each part prints lines of JSON and ends within `--limit` seconds. On a CPU
 `--stand-in mocker` or `--stand-in llamacpp` puts another engine in SGLang's place, which proves that a part works.
 
+Side `offline` of the throughput is SGLang's engine in a process of its own, which gets a wave of token ids at once and
+no next one before all are answered: what it does without a server.
+
 `engine_us_per_token` is the CPU time of the process that talks to the scheduler: our worker, or SGLang's server with
 its HTTP; `frontend_us_per_token` that of our frontend; `core_us_per_token` that of the processes below: the scheduler,
 and beside SGLang's server its detokenizer.
@@ -74,6 +77,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, help="seconds (suite 210, conformance 110, throughput 270)")
     parser.add_argument("--patience", type=float, default=180, help="seconds for an engine to start (%(default)s)")
     parser.add_argument("--stand-in", choices=("mocker", "llamacpp"), help="an engine instead of SGLang")
+    parser.add_argument("--sides", default="ours,serve,offline", help="of the throughput (%(default)s)")
+    parser.add_argument("--offline", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--clients", default="64,256", help="at once (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each side (%(default)s)")
     parser.add_argument("--waves", type=int, default=4, help="requests of each client (%(default)s)")
@@ -88,6 +93,9 @@ def main() -> None:
     options.limit = options.limit or {"suite": 210, "conformance": 110, "throughput": 270}[options.part]
     options.until = time.monotonic() + options.limit
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if options.offline:
+        offline(options)
+        return
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         PARTS[options.part](options, Path(place))
 
@@ -315,7 +323,11 @@ def throughput(options: argparse.Namespace, place: Path) -> None:
     """Both sides run; one is measured at a time, in turns."""
     model = made_model(options, place)
     with ExitStack() as running:
-        sides = [running.enter_context(Side(name, place / name, options, model)) for name in ("ours", "serve")]
+        sides: list[Side | Offline] = []
+        for name in options.sides.split(","):
+            kind: type[Side | Offline] = Offline if name == "offline" else Side
+            sides.append(made := kind(name, place / name, options, model))
+            running.enter_context(made)
         for side in sides:
             side.wait()
         took = 0.0
@@ -331,23 +343,100 @@ def throughput(options: argparse.Namespace, place: Path) -> None:
         show(part="throughput", medians=medians(sides, options.counts))
 
 
-def medians(sides: Sequence[Side], counts: Sequence[int]) -> dict[str, Any]:
+def medians(sides: Sequence[Side | Offline], counts: Sequence[int]) -> dict[str, Any]:
+    """Of each side, and its tokens per second by those of SGLang's server in the same round."""
+
     def middle(values: Sequence[float]) -> float:
         return sorted(values)[len(values) // 2]
 
     found: dict[str, Any] = {}
     for clients in counts:
-        ours, serve = (side.results[clients] for side in sides)
-        found[str(clients)] = {
-            "throughput_ratio": round(middle([o[0] / s[0] for o, s in zip(ours, serve, strict=False)]), 2),
-            "ours_tokens_per_s": round(middle([each[0] for each in ours])),
-            "serve_tokens_per_s": round(middle([each[0] for each in serve])),
-            "ours_ttft_ms": round(1e3 * middle([each[1] for each in ours]), 1),
-            "serve_ttft_ms": round(1e3 * middle([each[1] for each in serve]), 1),
-            "ours_worker_us_per_token": round(middle([each[2] for each in ours]), 1),
-            "serve_process_us_per_token": round(middle([each[2] for each in serve]), 1),
-        }
+        row: dict[str, Any] = {}
+        serve = next((side.results[clients] for side in sides if side.name == "serve"), [])
+        for side in sides:
+            results = side.results[clients]
+            row[f"{side.name}_tokens_per_s"] = round(middle([each[0] for each in results]))
+            row[f"{side.name}_ttft_ms"] = round(1e3 * middle([each[1] for each in results]), 1)
+            row[f"{side.name}_us_per_token"] = round(middle([each[2] for each in results]), 1)
+            if serve and side.name != "serve":
+                ratios = [mine[0] / theirs[0] for mine, theirs in zip(results, serve, strict=False)]
+                row[f"{side.name}_by_serve"] = round(middle(ratios), 2)
+        found[str(clients)] = row
     return found
+
+
+class Offline:
+    """SGLang's engine without a server."""
+
+    def __init__(self, name: str, place: Path, options: argparse.Namespace, model: Path) -> None:
+        self.name = name
+        self._options = options
+        self._folder = place
+        self.results: dict[int, list[tuple[float, float, float]]] = {clients: [] for clients in options.counts}
+        place.mkdir(parents=True, exist_ok=True)
+        words = [f"--{name}={getattr(options, name)}" for name in ("clients", "prompt", "output", "waves")]
+        with (place / "offline.log").open("wb") as log:
+            self._child = subprocess.Popen(
+                [sys.executable, __file__, "throughput", f"--offline={model}", f"--flags={options.flags}", *words],
+                env={**os.environ, **environment()}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                text=True,
+            )  # fmt: skip
+
+    def __enter__(self) -> Offline:
+        return self
+
+    def _line(self) -> dict[str, Any]:
+        assert self._child.stdout
+        for line in self._child.stdout:
+            if line.startswith("{"):
+                facts: dict[str, Any] = json.loads(line)
+                return facts
+        raise SystemExit((self._folder / "offline.log").read_text(errors="replace")[-3000:])
+
+    def wait(self) -> None:
+        self._line()
+
+    def measure(self, clients: int, turn: int) -> None:
+        assert self._child.stdin
+        print(clients, 1 + turn, file=self._child.stdin, flush=True)
+        facts = self._line()
+        show(**facts)
+        self.results[clients].append((facts["tokens_per_second"], 0.0, 0.0))
+
+    def __exit__(self, *_: object) -> None:
+        keep(self._folder)
+        assert self._child.stdin
+        self._child.stdin.close()
+        self._child.wait()
+
+
+def offline(options: argparse.Namespace) -> None:
+    """In the process that was started for it: measures what it reads from standard input."""
+    import random
+
+    from sglang.srt.entrypoints.engine import Engine
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    words = ["--model-path", str(options.offline), "--skip-tokenizer-init", "--page-size", "16", *flags(options)]
+    engine = Engine(server_args=ServerArgs.from_cli_args(parser.parse_args(words)))
+    sampling = {"max_new_tokens": options.output, "ignore_eos": True}
+
+    def wave(clients: int, chance: random.Random) -> int:
+        ids = [[chance.randrange(300, 2000) for _ in range(options.prompt + 9)] for _ in range(clients)]
+        return sum(len(each["output_ids"]) for each in engine.generate(input_ids=ids, sampling_params=sampling))
+
+    for clients in options.counts:
+        wave(clients, random.Random(clients))
+    show(side="offline", ready=True)
+    for line in sys.stdin:
+        clients, seed = map(int, line.split())
+        begun, chance = time.monotonic(), random.Random(100 * clients + seed)
+        tokens = sum(wave(clients, chance) for _ in range(options.waves))
+        took = time.monotonic() - begun
+        show(side="offline", clients=clients, tokens_per_second=round(tokens / took), seconds=round(took, 2))
+    engine.shutdown()
 
 
 class Side:

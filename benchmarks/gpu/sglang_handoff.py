@@ -8,6 +8,8 @@ name `nixl`. Two prefill and two decode workers serve one model, and one worker 
 
 - `identical`: greedy answers of the pairs and of the worker without a role, one at a time.
 - `cancels`: clients that leave at random moments; afterwards each worker's cache must be free of what they held.
+- `recomputed`: how many answers of the worker without a role are the same when it is given its own first tokens as
+  a part of a prompt. It is what a stream goes through that moves after a kill, without a kill and without a hand-off.
 - `decode killed`, `prefill killed`: the processes of a worker and of its engine, under streams that must all end whole.
 """
 
@@ -35,7 +37,7 @@ from disaggregation import Clients, Processes
 from gpu.compare import environment
 from gpu.measured import versions
 from gpu.sglang import FLAGS
-from processes import free_port
+from processes import REPOSITORY, free_port
 from prompts import MODEL, Prompts, make_model
 
 ROLES = ("prefill", "prefill", "decode", "decode")
@@ -46,7 +48,7 @@ NIXL = ("--disaggregation-transfer-backend", "nixl", "--disaggregation-bootstrap
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="0.5b")
+    parser.add_argument("--shape", default="0.5b", help="or bundled, whose answers are sure (%(default)s)")
     parser.add_argument("--requests", type=int, default=50, help="whose answers are compared (%(default)s)")
     parser.add_argument("--cancels", type=int, default=200)
     parser.add_argument("--streams", type=int, default=16, help="beside each kill (%(default)s)")
@@ -90,6 +92,7 @@ async def show(options: argparse.Namespace, place: Path) -> None:
         say(what="ready", seconds=round(time.monotonic() - begun, 1), versions=versions())
         by_role = {role: [w for w, its in zip(workers, ROLES, strict=True) if its == role] for role in ROLES}
         await identical(split, whole, options)
+        await recomputed(whole, options)
         await cancels(split, options)
         await killed("decode", by_role["decode"][0], split, whole, options)
         await killed("prefill", by_role["prefill"][0], split, whole, options)
@@ -98,6 +101,11 @@ async def show(options: argparse.Namespace, place: Path) -> None:
 def _model(options: argparse.Namespace, place: Path) -> Path:
     if options.stand_in:
         return make_model(place / "model")
+    if options.shape == "bundled":
+        sys.path.insert(0, str(REPOSITORY / "src"))
+        from dynamo.model import bundled
+
+        return bundled()
     from gpu.workers import model  # needs PyTorch
 
     return model(place / "model", options.shape)
@@ -150,6 +158,28 @@ async def cancels(split: Clients, options: argparse.Namespace) -> None:
     after = (await split.ask(MODEL, "one two three", 8))["usage"]["completion_tokens"] == 8
     say(what="cancels", clients_that_left=left, workers_with_a_free_cache=cleared, of=len(ROLES),
         seconds=round(time.monotonic() - begun, 1), answers_after=after)  # fmt: skip
+
+
+async def recomputed(whole: Clients, options: argparse.Namespace) -> None:
+    prompts, shown = Prompts(40 + len("decode")), {"return_token_ids": True}
+    asked = [prompts.next(200) for _ in range(options.streams)]
+    answers = await asyncio.gather(*(whole.ask(MODEL, prompt, 96, **shown) for prompt in asked))
+    again = await asyncio.gather(*(whole.ask(MODEL, prompt, 96, **shown) for prompt in asked))
+    choices = [answer["choices"][0] for answer in answers]
+    equal = {}
+    for cut in (8, 32, 64):
+        rests = await asyncio.gather(
+            *(
+                whole.ask(MODEL, choice["prompt_token_ids"] + choice["token_ids"][:cut], 96 - cut, **shown)
+                for choice in choices
+            )
+        )
+        equal[cut] = sum(
+            choice["token_ids"][cut:] == rest["choices"][0]["token_ids"]
+            for choice, rest in zip(choices, rests, strict=True)
+        )
+    same = sum(one["token_ids"] == other["choices"][0]["token_ids"] for one, other in zip(choices, again, strict=True))
+    say(what="recomputed", asked_twice_equal=same, equal_by_cut=equal, of=len(asked))
 
 
 async def killed(

@@ -153,7 +153,7 @@ class Way:
             return found
 
     async def _acceptance(self) -> list[float]:
-        """Of the workers, as the page of the fleet shows it; it follows them from the first look on."""
+        """The acceptance of the workers, as the page of the fleet shows it; it follows them from the first look on."""
         async with self._http.get(f"{self._stack.url}/fleet/events") as stream:
             lines = 0
             async for line in stream.content:

@@ -43,7 +43,7 @@ _VARIES = ("id", "created", "created_at", "completed_at", "item_id", "prompt_tok
 
 
 CLEAR_LEAD = 0.1
-"""Of logarithms of probabilities; rounding was seen to move them by a hundredth."""
+"""By how much the logarithm of a clear choice leads; rounding was seen to move it by a hundredth."""
 
 
 class Question(Struct, frozen=True):

@@ -90,7 +90,7 @@ def comparable(texts: list[str]) -> list[Any]:
 
 
 async def _kill(places: list[Place], seed: int, every: float, killed: list[float]) -> None:
-    """Kill one every so many seconds, or as soon as the one before it has been replaced."""
+    """Kill one after each pause of this many seconds, or as soon as the one before it has been replaced."""
     chance = random.Random(f"kills {seed}")
     due = time.monotonic()
     while True:

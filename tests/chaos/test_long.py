@@ -23,7 +23,7 @@ from support.stack import SOURCE
 pytestmark = pytest.mark.chaos
 
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "1250"))
-"""Of most runs of mixed requests."""
+"""How many requests most runs of mixed ones have."""
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "0"))
 """The run with a kill every three seconds asks its requests again and again for so long."""
 NATS_MINUTES = float(os.environ.get("CHAOS_NATS_MINUTES", "5"))

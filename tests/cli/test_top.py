@@ -9,6 +9,7 @@ import pytest
 
 from dynamo.cli.top.command import TopError, documents
 from dynamo.cli.top.screen import lines
+from dynamo.protocols.worker_name import worker_name
 from support.toys import Live, Scripted, toy_card, toy_folder
 
 FLEET: dict[str, Any] = {
@@ -37,16 +38,16 @@ def test_all_tables_are_shown_the_newest_decision_first() -> None:
     assert lines(FLEET, 103.0, 200) == [
         "dynamo 1.2   2 of 2 workers ready   1 requests running   2 waiting   75% of prompts cached",
         "",
-        "WORKER   MODEL  ROLE        HEALTH  REQUESTS  BLOCKS  PREFILL  CACHED    TTFT  ITL  VERSION",
-        "…890123  m      aggregated  ready          1    5/10        -       -  12.5ms    -  -",
-        "7        m      aggregated  ready          1    5/10        -       -  12.5ms    -  -",
+        "WORKER         MODEL  ROLE        HEALTH  REQUESTS  BLOCKS  PREFILL  CACHED    TTFT  ITL  VERSION",
+        "bittern-92713  m      aggregated  ready          1    5/10        -       -  12.5ms    -  -",
+        "shark-93029    m      aggregated  ready          1    5/10        -       -  12.5ms    -  -",
         "",
-        "REQUEST  MODEL  STAGE   WORKER  IN  OUT  AGE",
-        "r?[2J1   m      decode  7        3    4   3s",
+        "REQUEST  MODEL  STAGE   WORKER       IN  OUT  AGE",
+        "r?[2J1   m      decode  shark-93029   3    4   3s",
         "",
-        "DECISION  MODEL  WORKER  WHY",
-        "r2        m      7       random, of 2, 1 requests there",
-        "r1        m      7       of 2: 3/4 blocks cached, cost 1.5",
+        "DECISION  MODEL  WORKER       WHY",
+        "r2        m      shark-93029  random, of 2, 1 requests there",
+        "r1        m      shark-93029  of 2: 3/4 blocks cached, cost 1.5",
     ]
 
 
@@ -71,9 +72,9 @@ def test_parts_that_a_fleet_may_have_are_shown_without_control_characters() -> N
     assert "\x1b" not in text
     assert "planner: workers stay??[2J" in text
     for line in (
-        "7       disk  off        3    5/9    25%         -   1.5s",
-        "r1        8        7       split: worth  done       64    5.0ms     1.0ms",
-        "s?[2J    m      7           2   2.5s      90  0% 96%",
+        "shark-93029  disk  off        3    5/9    25%         -   1.5s",
+        f"r1        {worker_name(8)}  shark-93029  split: worth  done       64    5.0ms     1.0ms",
+        "s?[2J    m      shark-93029      2   2.5s      90  0% 96%",
         "aaaaaaaa    m         0      32     4        2",
         "  bbbbbbbb  m        32      32     1        2",
     ):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import sys
 from typing import Any
 
 import jsonschema_rs
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.engines.guided_schema import Calls, close_objects, json_grammar, without_control_characters
+from dynamo.engines.guided_schema import CHARACTER, Calls, close_objects, json_grammar, without_control_characters
 
 NAMES = st.sampled_from("abc")
 VALUES = st.recursive(
@@ -89,20 +91,34 @@ def test_calls_are_limited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "pattern"),
-    [
-        ({"maxLength": 5}, r'^[^"\\\x00-\x1f]{0,5}$'),
-        ({"minLength": 2}, r'^[^"\\\x00-\x1f]{2,}$'),
-        ({"minLength": 2, "maxLength": 5}, r'^[^"\\\x00-\x1f]{2,5}$'),
-    ],
+    ("lengths", "times"),
+    [({"maxLength": 5}, "{0,5}"), ({"minLength": 2}, "{2,}"), ({"minLength": 2, "maxLength": 5}, "{2,5}")],
 )
-def test_a_string_of_a_length_has_no_control_characters(lengths: dict[str, int], pattern: str) -> None:
+def test_a_string_of_a_length_has_no_control_characters(lengths: dict[str, int], times: str) -> None:
+    pattern = f"^{CHARACTER}{times}$"
     for kind in ("string", ["string", "null"]):
         nested = {"type": "array", "items": {"anyOf": [{"type": kind, **lengths}]}}
         assert without_control_characters(nested) == {
             "type": "array",
             "items": {"anyOf": [{"type": kind, "pattern": pattern}]},
         }
+
+
+def test_each_character_is_one_that_stands_for_itself_in_json() -> None:
+    one = re.compile(CHARACTER)
+    for code in range(sys.maxunicode + 1):
+        apart = chr(code) in '"\\' or code < 0x20 or 0xD800 <= code < 0xE000
+        assert bool(one.fullmatch(chr(code))) is not apart, hex(code)
+
+
+def test_each_range_of_characters_is_one_range_of_bytes_at_each_place() -> None:
+    """xgrammar compiles no other range to exactly its characters."""
+    for first, last in re.findall("([\x80-\U0010ffff])-([\x80-\U0010ffff])", CHARACTER):
+        low, high = first.encode(), last.encode()
+        assert len(low) == len(high)
+        assert len(low) == 2 or low[0] == high[0] or (low[1:2], high[1:2]) == (b"\x80", b"\xbf") or low[0] == 0xF0
+        assert set(low[2:]) <= {0x80}
+        assert set(high[2:]) <= {0xBF}
 
 
 @pytest.mark.parametrize(

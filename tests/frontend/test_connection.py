@@ -98,6 +98,33 @@ async def test_a_request_that_takes_long_is_not_mistaken_for_a_slow_client(tmp_p
         assert (await asking).status == 200
 
 
+async def test_a_malformed_chunk_behind_the_header_is_refused_at_once(tmp_path: Path) -> None:
+    """It came in a packet of its own, and the body was waited for until its time was over."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with serving(tmp_path) as stack, stack.raw() as (reader, writer):
+        writer.write(head + b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+        assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"1\r\n{\r\nzz\r\n")
+        answer = await closed(reader)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"the request's body is not valid HTTP" in answer
+
+
+@pytest.mark.parametrize(("size", "refused"), [(1, True), (64, False)])
+async def test_a_large_body_in_tiny_chunks_is_refused(tmp_path: Path, size: int, refused: bool) -> None:
+    """Each chunk costs as much as a hundred bytes."""
+    messages = [{"role": "user", "content": "Say no more." + " " * 400_000}]
+    content = json.dumps({"model": "toy", "messages": messages}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    cut = (content[start : start + size] for start in range(0, len(content), size))
+    body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in cut) + b"0\r\n\r\n"
+    async with serving(tmp_path) as stack, stack.raw() as (reader, writer):
+        writer.write(head + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        answer = await closed(reader)
+        assert (b"the chunks of the request's body are too small" in answer) is refused
+        assert answer.startswith(b"HTTP/1.1 400 ") is refused
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [

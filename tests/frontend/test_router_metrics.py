@@ -13,6 +13,7 @@ import pytest
 from dynamo import prometheus_names
 from dynamo.llm import KvEventPublisher
 from dynamo.protocols.card import LoraInfo
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router import RoutingConfig
 from dynamo.runtime import Context, DistributedRuntime
 from support.toys import Live, Scripted, metrics_once, toy_card
@@ -130,7 +131,8 @@ async def test_workers_are_registered_until_they_leave_and_those_with_unknown_ca
     silent = await live.serve(Scripted().generate, toy_card(folder))
 
     def registered(worker: DistributedRuntime) -> str:
-        labels = f'dp_rank="0",router_worker_id="{worker.instance_id}",worker_type="decode"'
+        name = worker_name(worker.instance_id)
+        labels = f'dp_rank="0",router_worker_id="{worker.instance_id}",worker_name="{name}",worker_type="decode"'
         return f"dynamo_component_router_worker_registered{{{labels}}}"
 
     target = 'target_component="backend",target_endpoint="generate",target_namespace="toy",worker_type="decode"'

@@ -12,6 +12,7 @@ import pytest
 
 from dynamo.llm import WorkerMetricsPublisher
 from dynamo.llm.register import register_card
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router import RoutingConfig
 from dynamo.runtime import Context, DistributedRuntime, RuntimeConfig
 from support.toys import Live, Scripted, metrics_once, toy_card
@@ -20,7 +21,8 @@ CHAT = {"model": "toy", "messages": [{"role": "user", "content": "hello " * 40}]
 
 
 def at(name: str, worker: DistributedRuntime) -> str:
-    labels = f'dp_rank="0",worker_id="{worker.instance_id}",worker_type="decode"'
+    id = worker.instance_id
+    labels = f'dp_rank="0",worker_id="{id}",worker_name="{worker_name(id)}",worker_type="decode"'
     return f"dynamo_frontend_worker_{name}{{{labels}}}"
 
 

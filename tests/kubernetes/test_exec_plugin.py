@@ -58,7 +58,7 @@ def plugin(tmp_path: Path) -> Plugin:
 
 
 def api_of(folder: Path, server: KubeServer, **config: Any) -> KubernetesApi:
-    """Of a kubeconfig as `aws eks update-kubeconfig` writes it."""
+    """The API of a kubeconfig as `aws eks update-kubeconfig` writes it."""
     user = {"exec": {"apiVersion": V1, "command": "./get-token", "interactiveMode": "IfAvailable", **config}}
     cluster = {"server": server.url, "certificate-authority": server.ca.name}
     file = folder / "config"

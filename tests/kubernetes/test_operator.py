@@ -94,6 +94,9 @@ def test_no_request_is_lost_while_workers_and_frontends_are_replaced(cluster: Cl
         asking.more(50)
         before = generations(cluster, operated)
         changed = aggregated(workers=2, DYN_LOG="info,dynamo=debug")
+        # Another model card too, so that one frontend serves both versions for a while.
+        words = changed["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]["command"]
+        words += ["--context-length", "1024"]
         cluster.apply(json.dumps(changed), operated)
         until_sync(lambda: rolled(cluster, operated, before))
         until_ready(cluster, operated, "aggregated")

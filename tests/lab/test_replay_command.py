@@ -20,7 +20,7 @@ MADE_UP = ("--request-count", "20", "--input-tokens", "256", "--output-tokens", 
 @pytest.fixture
 def logging_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command sets up logging for its process, which here is that of all tests."""
-    monkeypatch.setattr("dynamo.lab.replay.command.configure_dynamo_logging", lambda config: None)
+    monkeypatch.setattr("dynamo.lab.experiment.configure_dynamo_logging", lambda config: None)
 
 
 def test_two_fleets_are_compared_and_written_as_json_and_as_a_page(

@@ -269,7 +269,7 @@ async def test_what_a_faulty_worker_sends_is_refused_with_the_reason(
     network: Network, folder: Path, handler: Handler
 ) -> None:
     await network.stranger(handler)
-    with pytest.raises(FileError, match=rf"no worker sent it \(worker [0-9a-f]+, \w+\.json: {HOSTILE[handler]}"):
+    with pytest.raises(FileError, match=rf"no worker sent it \(worker [a-z]+-\d+, \w+\.json: {HOSTILE[handler]}"):
         await network.open(elsewhere(card_of(folder)))
     assert not network.cache.exists()
 
@@ -402,7 +402,7 @@ class Scripted:
     """A channel whose answers are given in advance."""
 
     ready = True
-    draining = unheard = False
+    draining = unheard = announced_end = False
 
     def __init__(self, chunks: list[FileChunk]) -> None:
         self._chunks = iter(chunks)

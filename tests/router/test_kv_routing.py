@@ -18,6 +18,7 @@ from dynamo.kv.index.index import Index
 from dynamo.kv.messages import KV_WIRE_VERSION, KvSnapshot, RouterEvent, RouterEventBatch, Stored, WorkerRank
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
 from support.scripted import BLOCK, EAGER, Asked, RouterSide, ScriptedWorker, asking, prompt, routing
@@ -321,6 +322,7 @@ async def test_a_worker_without_snapshots_and_events_is_chosen_by_load(caplog: p
         await until(lambda: len(side.client.instance_set) == 1)
         assert await side.ask(asking("ABC")) == worker.id
         await until(lambda: "gives no snapshot of its KV cache" in caplog.text)
+        assert "--use-kv-events=false" in caplog.text
         assert await side.ask(asking("ABC")) == worker.id
 
 
@@ -488,7 +490,10 @@ async def test_each_choice_tells_its_reasons(caplog: pytest.LogCaptureFixture) -
         assert chosen["cost"] == pytest.approx(
             chosen["work"] + chosen["waiting"] + chosen["crowding"] + chosen["spreading"]
         )
-        assert f"request {asked.context.id()}: worker {one.id:x} rank 0 of 2: 4 of 5 blocks cached" in caplog.text
+        assert (
+            f"request {asked.context.id()}: worker {worker_name(one.id)} rank 0 of 2: 4 of 5 blocks cached"
+            in caplog.text
+        )
         stats = side.router.stats
         assert (stats.requests, stats.prompt_blocks, stats.overlap_blocks) == (2, 9, 4)
         assert sum(stats.hit_rate_counts) == 2

@@ -28,7 +28,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Channel:
     """Reachable, and answering, as the test says."""
 
-    draining = unheard = False
+    draining = unheard = announced_end = False
     ready = True
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ class NaiveIndex:
     def __init__(self) -> None:
         self.held: dict[WorkerRank, dict[Tier, set[int]]] = {}
         self.parents: dict[int, int | None] = {}
-        """Of every block ever stored."""
+        """The parent of every block ever stored."""
 
     def apply(self, event: RouterEvent) -> int | None:
         """How many blocks came or went; None: refused."""

@@ -111,7 +111,7 @@ class FakeEngine:
         self._replay.bind("tcp://127.0.0.1:0")
         self.replay_address = self._replay.getsockopt_string(zmq.LAST_ENDPOINT)
         self.replayed_at_once: int | None = None
-        """Of a longer replay the rest is dropped, as vLLM's socket does."""
+        """The rest of a longer replay is dropped, as vLLM's socket does."""
         self._remembered: list[tuple[int, bytes]] = []
         self._numbers = itertools.count()
         self._answering = asyncio.create_task(self._answer())

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 How = Literal["post", "get"]
 PAUSE = 0.05
-"""Of a client between two connections."""
+"""Seconds that a client waits between two connections."""
 
 
 class Event(Struct):
@@ -93,6 +93,9 @@ class StreamClient:
             async with await self.open(url) as answer:
                 if answer.status in (502, 503):
                     self.refused += 1
+                elif answer.status == 404 and answer.method == "GET":
+                    # No worker keeps it any more: whoever is sent the request again computes it again.
+                    self._how = "post"
                 else:
                     await self.read(answer)
         except (aiohttp.ClientError, ConnectionError):

@@ -46,12 +46,16 @@ async def ask(frontend: Frontend, text: str) -> tuple[dict[str, Any], str]:
     return told["nvext"]["routing"][0]["prefill"], told["choices"][0]["text"]
 
 
+async def counted(url: str, name: str, label: str) -> float:
+    """The sum of a metric over the series that have this label."""
+    async with aiohttp.ClientSession() as http, http.get(url) as answer:
+        lines = (await answer.text()).splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and label in line)
+
+
 async def handoff_metric(port: int, name: str, label: str) -> float:
     """A hand-off metric of the worker with this status port."""
-    async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as answer:
-        lines = (await answer.text()).splitlines()
-    name = f"dynamo_component_handoff_{name}{{"
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and f'"{label}"' in line)
+    return await counted(f"http://127.0.0.1:{port}/metrics", f"dynamo_component_handoff_{name}", f'"{label}"')
 
 
 @pytest.mark.parametrize("network", ["nats"])
@@ -147,15 +151,26 @@ class Offering:
     @asynccontextmanager
     async def offered(self, text: str) -> AsyncIterator[None]:
         """A request whose prompt is offered and not taken inside the block; its answer must be complete."""
+        before = await self.handed_over()
         self._decode.signal(signal.SIGSTOP)
         asked = asyncio.create_task(ask(self._frontend, text))
         try:
-            await until(lambda: self.metric("prefill", "open_records"))
+            # The worker's record opens before its offer leaves; the frontend counts the offer when it has it.
+            await until(lambda: self.offer_arrived(before))
             yield
         finally:
             self._decode.signal(signal.SIGCONT)
         notes, _ = await asked
         assert notes["remote"]
+
+    async def handed_over(self) -> float:
+        """Requests that the frontend has sent on to the decode worker with the offer of the prefill worker."""
+        return await counted(
+            f"{self._frontend.url}/metrics", "dynamo_component_router_disagg_decisions_total", 'prefill="remote"'
+        )
+
+    async def offer_arrived(self, before: float) -> bool:
+        return await self.handed_over() > before
 
     async def metric(self, mode: str, name: str, label: str = "m") -> float:
         return await handoff_metric(self._ports[mode], name, label)

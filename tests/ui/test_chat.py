@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dynamo.protocols.worker_name import worker_name
 from support.toys import toy_folder
 from ui.conftest import Chat, Servers
 
@@ -42,9 +43,9 @@ def test_an_answer_of_one_piece_has_no_speed(at: Callable[..., Any], url: str) -
 
 def test_the_worker_under_an_answer_is_the_one_that_the_server_names(chat: Chat) -> None:
     instances = chat.page.request.get(chat.url + "/health").json()["instances"]
-    ids = {str(one["instance_id"]) for one in instances}
+    names = {worker_name(one["instance_id"]) for one in instances}
     answer = chat.ask("hello")
-    assert answer.locator(".worker").inner_text().removeprefix("worker ") in ids
+    assert answer.locator(".worker").inner_text().removeprefix("worker ") in names
 
 
 @pytest.mark.parametrize("way", ["button", "key"])

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.discovery import Put
 from support.hub import Hub
@@ -177,7 +178,7 @@ async def test_the_engines_metrics_are_shown_with_the_labels_of_its_endpoint(sta
         for series, value in found.items()
         if series.startswith("child:generated_total{")
     ]
-    assert len(labels.pop("worker_id")) > 8
+    assert labels.pop("worker_name") == worker_name(int(labels.pop("worker_id"), 16))
     assert labels == {
         "dynamo_namespace": "ns",
         "dynamo_component": "backend",

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from aiohttp import web
 from msgspec import Struct
 
 from dynamo.api.answers.errors import error_answer
+from dynamo.api.mcp.servers import McpServer
 from dynamo.api.openai.trace_payload import PayloadCapture
 from dynamo.api.responses import stored_conversations as conversations
 from dynamo.api.responses import stored_responses as responses
+from dynamo.api.responses import unfinished
 from dynamo.api.responses.background import BackgroundResponses
 from dynamo.api.responses.stored_conversations import Conversations
 from dynamo.api.responses.stored_responses import ResponseStore
+from dynamo.api.responses.takeover import Takeover
 from dynamo.protocols.body_shape import BodyLimits
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import DynamoException, StartError
@@ -66,6 +70,7 @@ class OwnedState:
         self.conversations = Conversations(records, enabled=enabled)
         self.responses = ResponseStore(records, self.conversations, processes, enabled=enabled)
         self.background = BackgroundResponses(self.responses, settings.background_responses)
+        self.takeover = Takeover(self.responses, self.background, models, owner.admit, owner.tenant, is_stopping)
         self.files = Files(records, folder, settings.stored_files_mb << 20)
         self.batches = Batches(
             records,
@@ -105,13 +110,18 @@ class KeptState:
             await owned.batches.start()
 
     async def _take_over(self) -> None:
-        """Run the batches of processes that have ended: those that share the folder with this one."""
-        rounds = 0
+        """Go on with the batches and the background responses of processes of this folder that have ended."""
+        rounds, waits = 0, True
         while True:
             await asyncio.sleep(TAKE_OVER_SECONDS)
             # Twice: of what a process held when it was killed, the journal of a batch may be released last.
             rounds = 2 if await asyncio.to_thread(self._processes.others_ended) else max(0, rounds - 1)
-            if rounds:
+            if rounds or waits:
+                waits = False
+                for owned in self._owned.values():
+                    waits |= await owned.takeover.round()
+            if rounds and self._folder:
+                await delete_leftovers(self._records, self._folder)
                 for owned in self._owned.values():
                     await owned.batches.start()
 
@@ -149,8 +159,14 @@ class Host(Protocol):
     models: Models
     state: KeptState
     """What is kept between requests, apart for each API key."""
+
+    def may_administer(self, request: web.Request) -> bool:
+        """Whether its sender may use the routes of administrators."""
+
     strips_preamble: bool
     """The line that Claude Code writes for Anthropic's billing is left out of prompts."""
+    mcp: Mapping[str, McpServer]
+    """The MCP servers that the operator has named."""
     payloads: PayloadCapture | None
     """Where request traces keep what chats said."""
 
@@ -167,6 +183,7 @@ async def open_state(
     the folder that they share."""
     limits = Limits(settings.stored_responses, settings.stored_responses_mb << 20)
     kinds = {responses.KIND: limits, conversations.KIND: limits, batches.KIND: BATCHES}
+    kinds[unfinished.KIND] = unfinished.LIMITS
     folder = _make_folder(settings.state_dir) if settings.state_dir else shared
     records: Records = MemoryRecords(kinds)
     if folder is not None:

@@ -13,72 +13,72 @@ class CliCommand(Struct, frozen=True, kw_only=True):
     takes: str = ""
     about: str
     group: str
-    main: str
-    """`module:function`, called with the words and the environment; only the module of the command that runs is
-    imported, and rooms above this one are named as text.
-    """
-    parser: str = ""
-    """`module:function` that makes its parser, for completion."""
+    module: str
+    """Imported only when the command runs; rooms above this one are named as text."""
+    main: str = "main"
+    """Is called with the words and the environment."""
+    parser: str = "parser"
+    """Makes its parser, for completion; none if empty."""
 
     def run(self, words: list[str], environ: Any) -> int | None:
-        status: int | None = _found(self.main)(words, environ)
+        status: int | None = getattr(import_module(self.module), self.main)(words, environ)
         return status
 
     @property
     def flags(self) -> list[str]:
-        return sorted(_found(self.parser)().flags) if self.parser else []
+        return sorted(getattr(import_module(self.module), self.parser)().flags) if self.parser else []
 
 
 _MODELS = "dynamo.cli.models.command"
 COMMANDS = (
     CliCommand(
         name="run", takes="[in=… out=…] [MODEL]", about="chat, serve, batch or work in one process", group="models",
-        main="dynamo.cli.main:run",
+        module="dynamo.cli.main", main="run", parser="",
     ),
     CliCommand(
         name="pull", takes="NAME", about="download a model", group="models",
-        main=f"{_MODELS}:pull", parser=f"{_MODELS}:pull_parser",
+        module=_MODELS, main="pull", parser="pull_parser",
     ),
     CliCommand(
         name="list", about="the models on this machine", group="models",
-        main=f"{_MODELS}:show", parser=f"{_MODELS}:list_parser",
+        module=_MODELS, main="show", parser="list_parser",
     ),
     CliCommand(
         name="rm", takes="NAME…", about="remove a model from this machine", group="models",
-        main=f"{_MODELS}:remove", parser=f"{_MODELS}:rm_parser",
+        module=_MODELS, main="remove", parser="rm_parser",
     ),
     CliCommand(
         name="serve", takes="FILE.yaml", about="several processes on this machine", group="fleet",
-        main="dynamo.cli.serve:main", parser="dynamo.cli.serve:parser",
+        module="dynamo.cli.serve",
     ),
     CliCommand(
         name="deploy", takes="FILE.yaml", about="the same in a Kubernetes cluster", group="fleet",
-        main="dynamo.cli.cluster.deploy:main", parser="dynamo.cli.cluster.deploy:parser",
+        module="dynamo.cli.cluster.deploy",
     ),
     CliCommand(
         name="render", takes="FILE.yaml", about="what that makes in a cluster, as plain objects", group="fleet",
-        main="dynamo.cli.cluster.render:main", parser="dynamo.cli.cluster.render:parser",
+        module="dynamo.cli.cluster.render",
     ),
     CliCommand(
         name="top", takes="[URL]", about="watch a server's workers, requests and routing decisions", group="fleet",
-        main="dynamo.cli.top.command:top", parser="dynamo.cli.top.command:parser",
+        module="dynamo.cli.top.command", main="top",
     ),
     CliCommand(
         name="inspect", takes="[PROCESS]", about="look inside a running process", group="fleet",
-        main="dynamo.cli.inspect.command:inspect", parser="dynamo.cli.inspect.command:parser",
+        module="dynamo.cli.inspect.command", main="inspect",
     ),
     CliCommand(
         name="plan", takes="[TRACE]", about="how many workers a traffic needs", group="before you build",
-        main="dynamo.lab.plan.command:main", parser="dynamo.lab.plan.command:parser",
+        module="dynamo.lab.plan.command",
     ),
     CliCommand(
         name="rules", takes="TRACE…", about="which router rule is best on a traffic", group="before you build",
-        main="dynamo.lab.rules.command:main", parser="dynamo.lab.rules.command:parser",
+        module="dynamo.lab.rules.command",
     ),
     CliCommand(
         name="profile", takes="URL", about="measure the engine behind a server, for simulations",
         group="before you build",
-        main="dynamo.lab.profile.command:main", parser="dynamo.lab.profile.command:parser",
+        module="dynamo.lab.profile.command",
     ),
 )  # fmt: skip
 BY_NAME = {command.name: command for command in COMMANDS}
@@ -100,8 +100,3 @@ def usage() -> str:
     lines += ["", "more", f"  dynamo {'--version':<28} the version"]
     lines.append(f"  dynamo {'--completion SHELL':<28} a script that completes all of this in bash, zsh or fish")
     return "\n".join(lines) + "\n"
-
-
-def _found(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)

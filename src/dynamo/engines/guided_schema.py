@@ -98,11 +98,20 @@ def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
     return schema if _joins(schema) else _closed(schema)
 
 
+CHARACTER = (
+    r"[ !#-\[\]-\x7f"
+    "\x80-\u07ff\u0800-\u0fff\u1000-\ucfff\ud000-\ud7ff\ue000-\uffff"
+    "\U00010000-\U0003ffff\U00040000-\U000fffff\U00100000-\U0010ffff]"
+)
+"""Any that stands for itself in a JSON string. `[^…]` has xgrammar take bytes outside of UTF-8, and a range whose UTF-8
+begins in several ways ends in a state without a next byte."""
+
+
 def without_control_characters(node: Any) -> Any:
     """The schema with a pattern for strings that only have a length.
 
-    xgrammar lets such a string contain raw control characters, which are not JSON. Whatever satisfies the result
-    satisfies the schema.
+    xgrammar lets such a string contain raw control characters, which are not JSON, and bytes that are no character at
+    all, which count as one and are shown as several. Whatever satisfies the result satisfies the schema.
     """
     if not isinstance(node, dict):
         return node
@@ -121,7 +130,7 @@ def without_control_characters(node: Any) -> Any:
     if measured and "string" in _types(node) and {"pattern", "format", "enum", "const", "$ref"}.isdisjoint(node):
         made.pop("minLength", None)
         made.pop("maxLength", None)
-        made["pattern"] = rf'^[^"\\\x00-\x1f]{{{low},{"" if high is None else high}}}$'
+        made["pattern"] = f"^{CHARACTER}{{{low},{'' if high is None else high}}}$"
     return made
 
 

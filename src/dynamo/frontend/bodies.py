@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Generator
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from aiohttp import StreamReader, web
 
@@ -18,7 +17,7 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.measure.request_record import RECORD
 from dynamo.model import CLIENT
 from dynamo.protocols.body import BodyDecoder
-from dynamo.protocols.body_shape import SMALL, BodyLimits, TextSpan, check_shape
+from dynamo.protocols.body_shape import SMALL, BodyLimits, TextSpan, check_shape, in_turns
 from dynamo.protocols.errors import HttpError, ResourceExhausted
 from dynamo.protocols.long_strings import ShortenedBody, decode_in_steps
 from dynamo.serving.request_template import fill_body
@@ -30,8 +29,6 @@ BOM = b"\xef\xbb\xbf"
 STEP = 1 << 18
 """Bytes read or unpacked before other requests have their turn: a millisecond."""
 GZIP = 16 + zlib.MAX_WBITS
-
-T = TypeVar("T")
 
 
 class ArrivingBodies:
@@ -112,7 +109,7 @@ class BodyReader(Generic[Body]):
         spans: list[TextSpan] = []
         if len(body) > SMALL:
             CLIENT.set((request.get(OWNER), request.remote))
-            spans = await _in_turns(check_shape(body, self._limits))
+            spans = await in_turns(check_shape(body, self._limits))
         if config.request_template:
             shortened = ShortenedBody(body, spans).json if spans else None
             filled = fill_body(config.request_template, body, self._answer_limits, shortened)
@@ -120,7 +117,7 @@ class BodyReader(Generic[Body]):
             body = filled
         ignored: list[str] | None = [] if config.ignores_unknown_fields else None
         if spans:
-            decoded = await _in_turns(decode_in_steps(self._decoder, body, spans, ignored))
+            decoded = await in_turns(decode_in_steps(self._decoder, body, spans, ignored))
         else:
             decoded = self._decoder.decode(body, ignored)
         if ignored:
@@ -144,17 +141,6 @@ class BodyReader(Generic[Body]):
             return await unpack(body, encoding, limit)
         except TooLong:
             raise web.HTTPRequestEntityTooLarge(limit) from None
-
-
-async def _in_turns(steps: Generator[None, None, T]) -> T:
-    """Other requests have their turn between the steps."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        await asyncio.sleep(0)
 
 
 @lru_cache(maxsize=1024)

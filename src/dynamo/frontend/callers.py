@@ -18,7 +18,7 @@ from dynamo.frontend.admission.keys import ANYBODY, ApiKeys
 from dynamo.frontend.admission.limits import Clock, KeyMeter, RateLimitExceeded
 from dynamo.frontend.config import FrontendConfig
 from dynamo.protocols.engine import Tenant
-from dynamo.protocols.errors import HttpError
+from dynamo.protocols.errors import DynamoException, HttpError
 
 MOST_HOSTS = 256
 BYTES_PER_TOKEN = 4
@@ -74,6 +74,18 @@ class Callers:
         if self._keys.closed or self._keys.has_admins:
             return self._keys.is_known(request.headers)
         return self._config.is_local
+
+    def is_admin(self, request: web.Request) -> bool:
+        """Whether an administrator's route would be open to it."""
+        owner = request.get(OWNER)
+        try:
+            self._admit_admin(request)
+        except DynamoException:
+            return False
+        finally:
+            if owner is not None:
+                request[OWNER] = owner
+        return True
 
     def _keep_web_pages_out(self, request: web.Request) -> None:
         """Where no key is needed, a page of any web site could ask by way of a browser on this machine."""

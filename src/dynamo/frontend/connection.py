@@ -48,6 +48,7 @@ class Connection(HttpConnection):
             server,
             reserve,
             headers,
+            holds_bodies=True,
             access_log=None,  # documented as: no log
             keepalive_timeout=limits.idle or FOREVER,
             lingering_time=LINGER,
@@ -69,6 +70,7 @@ class Connection(HttpConnection):
 
     def request_ended(self) -> None:
         self._busy = False
+        self.admitted()
 
     def data_received(self, data: bytes) -> None:
         if not self._discards and not self._busy and self._header_timer is None and self._limits.header:

@@ -64,6 +64,8 @@ class Gate:
                 response: web.StreamResponse | None = self._cors.preflight(request) if self._cors else None
                 if response is None:
                     self._admit(request, route, record)
+                    if isinstance(request.protocol, Connection):
+                        request.protocol.admitted()
                     if "Expect" in request.headers:
                         await _go_on(request)
                     body, raw_body = await read(request)
@@ -90,8 +92,12 @@ class Gate:
             except Exception as error:
                 response = self._failed(route, record, error)
                 status = response.status
-                if status in STRANGERS and not request.content.is_eof():
+                broken = request.content.exception() is not None
+                if broken or (status in STRANGERS and not request.content.is_eof()):
                     _discard_rest(request, response)
+                if broken:
+                    # It was raised to the reader of the body, and would be again when the library reads on.
+                    request.content.set_exception(None)  # type: ignore[arg-type]
             finally:
                 self._answered(request)
                 if record.outcome is None:

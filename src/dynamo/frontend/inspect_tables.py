@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from time import perf_counter
 
 from dynamo.frontend.state import Frontend
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime.inspection import Inspection, Row
 
 
@@ -24,7 +25,7 @@ def _streams(frontend: Frontend) -> Iterator[Row]:
             "request": record.request_id,
             "model": record.model,
             "stage": record.stage or ("streaming" if record.time_to_first_token is not None else "arriving"),
-            "worker": ",".join(f"{worker:x}" for worker in record.workers),
+            "worker": ",".join(worker_name(worker) for worker in record.workers),
             "in": record.input_tokens,
             "out": record.output_tokens,
             "migrations": sum(delivery.history.migrations for delivery in record.deliveries),
@@ -37,7 +38,7 @@ def _reservations(frontend: Frontend) -> Iterator[Row]:
         for rank in model.router.status():
             yield {
                 "model": model.name,
-                "worker": f"{rank.worker.worker_id:x}",
+                "worker": worker_name(rank.worker.worker_id),
                 "rank": rank.worker.dp_rank,
                 "requests": rank.requests,
                 "blocks": rank.active_blocks,

@@ -17,6 +17,7 @@ from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 
 from dynamo.api.catalog import APIS, line_endpoints
 from dynamo.api.host import KeptState, open_state
+from dynamo.api.mcp.servers import mcp_servers
 from dynamo.api.route import Api
 from dynamo.frontend.app import application
 from dynamo.frontend.callers import Callers
@@ -34,7 +35,7 @@ from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.state import Frontend
 from dynamo.frontend.tls import Certificate, TlsError
 from dynamo.model import HubConfig
-from dynamo.process.http_connection import UnfinishedHeaders
+from dynamo.process.http_connection import BoundedReads, UnfinishedHeaders
 from dynamo.process.open_files import FileReserve, grpc_connections
 from dynamo.protocols.errors import StartError, Unavailable
 from dynamo.runtime import DistributedRuntime
@@ -99,6 +100,7 @@ class Server:
             runtime.events,
             siblings,
             strips_preamble=config.strip_anthropic_preamble,
+            mcp=mcp_servers(config.mcp_servers, config.mcp_commands),
         )
         add_tables(runtime.inspection, self._frontend)
         self._gate = Gate(self._frontend, config, tracing)
@@ -146,6 +148,7 @@ class Server:
             self._listener = await self._listen(self._runner, tls)
         self._frontend.started = True
         self._loop_delay.start()
+        self._frontend.recorder.start()
         if self._certificate:
             self._certificate.watch()
         # Objects that exist by now live as long as the process: later collections need not visit them.
@@ -172,6 +175,7 @@ class Server:
         """End the requests that still run. May be called in any state."""
         self._frontend.draining = True
         self._loop_delay.stop()
+        self._frontend.recorder.stop()
         if self.grpc:
             await self.grpc.stop()
         if self._certificate:
@@ -216,7 +220,7 @@ class Server:
         host, port = self._config.host, self._config.http_port
         try:
             listener = await asyncio.get_running_loop().create_server(
-                lambda: Connection(http, limits, reserve, headers),
+                lambda: BoundedReads(Connection(http, limits, reserve, headers)),
                 host,
                 port,
                 ssl=tls,

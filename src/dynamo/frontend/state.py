@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aiohttp import web
+
 from dynamo.api.host import Host, KeptState
+from dynamo.api.mcp.servers import McpServer
 from dynamo.frontend.callers import Callers
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
+from dynamo.frontend.fleet.recorder import FleetRecorder
 from dynamo.frontend.fleet.stream import VIEWING, FleetStream
 from dynamo.frontend.fleet.view import FleetView
 from dynamo.frontend.measure.loop_delay import LoopDelay
@@ -44,6 +48,7 @@ class Frontend(Host):
         siblings: Siblings | None = None,
         *,
         strips_preamble: bool = False,
+        mcp: Mapping[str, McpServer] | None = None,
     ) -> None:
         self.callers = callers
         self.inspection = inspection
@@ -51,14 +56,19 @@ class Frontend(Host):
         self.requests = requests
         self.payloads = requests.payloads
         self.strips_preamble = strips_preamble
+        self.mcp = mcp or {}
         self.started = False
         """All that requests need is there."""
         self.draining = False
         """New requests are refused, running ones finish."""
-        view = FleetView(models, requests, PlannerFeed(events), PrefixTable(models))
+        self.recorder = FleetRecorder(models, requests)
+        view = FleetView(models, requests, PlannerFeed(events), PrefixTable(models), self.recorder)
         self.fleet = FleetStream(view, lambda: self.draining)
         self._loop_delay = loop_delay
         self._siblings = siblings
+
+    def may_administer(self, request: web.Request) -> bool:
+        return self.callers.is_admin(request)
 
     def snapshot(self) -> list[MetricFamily]:
         """The metrics of this process."""

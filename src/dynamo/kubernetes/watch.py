@@ -17,6 +17,7 @@ from dynamo.kubernetes.api import KubernetesApi, decoded, selectors
 from dynamo.kubernetes.errors import ApiOutage, ApiRefusal, Gone, KubernetesError
 from dynamo.kubernetes.messages import ApiCall, KubernetesStatus
 from dynamo.kubernetes.resources import Resource
+from dynamo.process.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class ResourceWatch(Generic[T]):
         self._namespace = namespace
         self._labels, self._fields = labels, fields
         self.version = ""
-        self._delay = FIRST_DELAY
+        self._backoff = Backoff(FIRST_DELAY, LAST_DELAY, jitter=random.random)
         self._trouble = ""
         self.reads = 0
         self.resumes = 0
@@ -130,8 +131,7 @@ class ResourceWatch(Generic[T]):
                 self.version = ""
             except KubernetesError as error:
                 self._note(error)
-            await asyncio.sleep(self._delay * random.uniform(0.5, 1.0))
-            self._delay = min(LAST_DELAY, self._delay * 2)
+            await asyncio.sleep(self._backoff.pause())
 
     async def _read(self) -> Replaced[T]:
         listing = await self._api.list(
@@ -185,7 +185,8 @@ class ResourceWatch(Generic[T]):
     def _works(self) -> None:
         if self._trouble:
             log.info("%s can be followed again", self.resource)
-        self._trouble, self._delay = "", FIRST_DELAY
+        self._trouble = ""
+        self._backoff.reset()
 
     def _note(self, error: KubernetesError) -> None:
         kind = "refusal" if isinstance(error, ApiRefusal) else "outage"

@@ -10,6 +10,8 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
+from dynamo.protocols.worker_name import worker_name
+
 U64 = Annotated[int, Meta(ge=0)]
 """Non-negative; msgpack itself holds nothing above 2**64 - 1."""
 Count = Annotated[int, Meta(ge=0)]
@@ -32,6 +34,11 @@ class WorkerRank(NamedTuple):
 
     worker_id: int
     dp_rank: int = 0
+
+    @property
+    def named(self) -> tuple[str, int]:
+        """The name and the rank, for messages."""
+        return worker_name(self.worker_id), self.dp_rank
 
 
 class Tier(enum.Enum):

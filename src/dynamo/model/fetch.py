@@ -17,6 +17,7 @@ from dynamo.protocols.card import CardFile, ModelCard
 from dynamo.protocols.errors import DynamoException, FileError, ProtocolError, from_exception
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.model_files import CHUNK_BYTES, FileChunk, FileRequest
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime.context import Context
 from dynamo.runtime.plane.base import Channel
 from dynamo.runtime.stream import FirstAnswer
@@ -88,7 +89,7 @@ class Transfer:
                 try:
                     found[role] = await self._store(file, await self._read(sender, file))
                 except (DynamoException, TimeoutError, ValueError) as error:
-                    why = f"worker {sender.instance_id:x}, {Path(file.path).name}: {_words(error)}"
+                    why = f"worker {worker_name(sender.instance_id)}, {Path(file.path).name}: {_words(error)}"
                     log.warning("model '%s': %s", self._model, why)
                     self._failed[sender.instance_id] = why
                     sender = await self._next_sender()

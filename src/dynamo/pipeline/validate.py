@@ -44,7 +44,7 @@ MAX_BIASES = 1 << 18
 MAX_STOP_CHARACTERS = 8192
 """The limit of all stop strings together."""
 _ARGUMENT_LIMITS = BodyLimits(items=65_536, fields=65_536)
-EXTRA_FIELDS = ("worker_id", "routing", "timing", "stop_reason")
+EXTRA_FIELDS = ("worker_id", "worker_name", "routing", "timing", "stop_reason")
 _UNSUPPORTED = {
     "audio": "audio output is not supported",
     "moderation": "moderation is not supported",

@@ -6,8 +6,10 @@ than on the values in them: a megabyte of base64 takes 1 ms, a megabyte of `[1],
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Generator, Iterable, Iterator
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -40,6 +42,8 @@ _SAFE_END = re.compile(rb"[\x00-\xff]*[ !#-\[\]-~]{6}")
 """After six characters of ASCII no escape is unfinished: the longest, a surrogate's, has six."""
 _SEARCHED = 256
 
+T = TypeVar("T")
+
 
 class TextSpan(Struct, frozen=True):
     """A part of a string in a body, which begins and ends between two characters."""
@@ -57,6 +61,17 @@ class BodyLimits(Struct, frozen=True):
     """Values in lists and objects, such as token ids."""
     fields: int = 65_536
     """Fields, lists and objects."""
+
+
+async def in_turns(steps: Generator[None, None, T]) -> T:
+    """Other requests have their turn between the steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)
 
 
 def check_shape(body: bytes | bytearray, limits: BodyLimits) -> Generator[None, None, list[TextSpan]]:

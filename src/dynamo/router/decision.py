@@ -8,6 +8,7 @@ from msgspec import Struct, structs
 
 from dynamo.handoff.router.rule import HandoffVerdict
 from dynamo.kv.messages import WorkerRank
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.choice.choose import Candidate, Choice
 
 MOST_CANDIDATES = 16
@@ -80,7 +81,7 @@ class Decision(Struct, kw_only=True):
         return {"request_id": self.request_id, "time": self.time, "model": model, **self.reasons(most)}
 
     def __str__(self) -> str:
-        where = f"worker {self.worker_id:x} rank {self.dp_rank or 0}"
+        where = f"worker {worker_name(self.worker_id)} rank {self.dp_rank or 0}"
         if self.session:
             where += f" for session {self.session[:64]!r}"
         if self.choice is None:

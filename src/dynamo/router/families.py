@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from dynamo.protocols.card import WorkerType
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Router
 from dynamo.router.stats import HIT_RATE_BOUNDS
@@ -66,7 +67,7 @@ def router_families(routers: Sequence[LabelledRouter]) -> list[MetricFamily]:
 def _registered(routers: Sequence[LabelledRouter]) -> dict[tuple[str, ...], float]:
     # The adapters of a worker are models of their own, with its id.
     ranks = {(status.worker, worker_type(one.worker_type)): None for one in routers for status in one.router.status()}
-    return {(str(id), str(rank), kind): 1 for (id, rank), kind in ranks}
+    return {(str(id), str(rank), kind, worker_name(id)): 1 for (id, rank), kind in ranks}
 
 
 def _events(routers: Sequence[LabelledRouter]) -> Counter[tuple[str, ...]]:
@@ -120,7 +121,7 @@ _ANSWERING: tuple[Metric[LabelledRouter], ...] = (
 )  # fmt: skip
 _REGISTERED: Metric[Sequence[LabelledRouter]] = Metric("gauge", "worker_registered",
     "1 for each rank of a worker that requests can be sent to", _registered,
-    ("router_worker_id", "dp_rank", "worker_type"))  # fmt: skip
+    ("router_worker_id", "dp_rank", "worker_type", "worker_name"))  # fmt: skip
 _FALLBACKS: Metric[LabelledRouter] = Metric("counter", "rule_fallbacks_total",
     "Choices that the built-in rule made because the one of --router-rule failed",
     lambda one: {

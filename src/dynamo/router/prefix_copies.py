@@ -8,6 +8,7 @@ from typing import Any
 
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.choice.choose import Choice
 from dynamo.router.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates, prefix_of
 from dynamo.router.choice.fleet import RankTable
@@ -64,8 +65,8 @@ class PrefixCopies:
             self._stats.copies += 1
             self._stats.copied_blocks += missing
             log.debug(
-                "request %s: worker %x rank %d is idle and computes its first %d blocks ahead: %d running requests "
-                "share them", request_id, worker.worker_id, worker.dp_rank, depth, sharing,
+                "request %s: worker %s rank %d is idle and computes its first %d blocks ahead: %d running requests "
+                "share them", request_id, worker_name(worker.worker_id), worker.dp_rank, depth, sharing,
             )  # fmt: skip
             self._send(prefix_of(request, depth * block_size), copy, f"copy-{copy.key}-of-{request_id}")
 
@@ -87,6 +88,6 @@ class PrefixCopies:
                 raise
             await answer.value  # ignored: only its effect on the worker's cache matters
         except DynamoException as error:
-            log.debug("worker %x computes no prefix ahead: %s", copy.instance_id, error)
+            log.debug("worker %s computes no prefix ahead: %s", worker_name(copy.instance_id), error)
         except Exception:
             log.exception("a prefix could not be computed ahead")

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from dynamo.kv.prompt_cost import SLOWEST_SECONDS_PER_TOKEN
 from dynamo.protocols.errors import ConnectionTimeout
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime.plane.base import Channel
 
 SWEEP_SECONDS = 1.0
@@ -148,8 +149,8 @@ class StreamWatch:
         self._timer = loop.call_later(SWEEP_SECONDS, self._sweep) if len(self._stalls) else None
         for clock, stream in self._stalls:
             if clock.channel.unheard:
-                stream.unheard(ConnectionTimeout(f"instance {clock.instance_id:x} answers no pings"))
+                stream.unheard(ConnectionTimeout(f"worker {worker_name(clock.instance_id)} answers no pings"))
         for stall in self._stalls.sweep(loop.time()):
             which = "a token on any stream" if stall.hung else "a token"
-            message = f"instance {stall.instance_id:x} has not sent {which} for {stall.seconds:.0f} s"
+            message = f"worker {worker_name(stall.instance_id)} has not sent {which} for {stall.seconds:.0f} s"
             stall.stream.stalled(ConnectionTimeout(message), hung=stall.hung)

@@ -79,6 +79,18 @@ class Suspects:
         self._scenes: OrderedDict[int, tuple[float, Present]] = OrderedDict()
         """What was at instances when they were lost, and when that was."""
 
+    def admit(self, request: Any, tenant: Tenant | None, known: Suspicion | None) -> Suspicion | None:
+        """Raises InvalidRequest or HttpError for a request that is rejected.
+
+        Returns what is `known` about it, or None: until it loses a worker, nothing is counted of a request without a
+        constraint where keys do not share the workers.
+        """
+        if known is None and not (_guidance(request) or (tenant and tenant.shares) or self.rejects_any()):
+            return None
+        suspicion = known or self.suspicion(request, tenant)
+        suspicion.check()
+        return suspicion
+
     def suspicion(self, request: Any, tenant: Tenant | None = None) -> Suspicion:
         return Suspicion(self, request, tenant.name if tenant and tenant.shares else "")
 
@@ -88,6 +100,8 @@ class Suspects:
 
     def rejects_any(self) -> bool:
         """Drops what is over."""
+        if not self._rejected:
+            return False
         now = self._clock()
         for key in [key for key, until in self._rejected.items() if until <= now]:
             del self._rejected[key]
@@ -226,7 +240,7 @@ class Suspicion:
         self._generated = 0
         """Tokens of the answer when the last worker was lost within it."""
         self._lost_late: set[int] = set()
-        guided = isinstance(request, PreprocessedRequest) and request.sampling_options.guided_decoding
+        guided = _guidance(request)
         self._constraint = _digest([request.model, guided]) if guided else None
 
     def check(self) -> None:
@@ -356,6 +370,10 @@ def _constraint_rejected() -> InvalidRequest:
 
 def _request_rejected() -> HttpError:
     return HttpError(502, "workers were lost before the first token of this request: it is not sent to another one")
+
+
+def _guidance(request: Any) -> Any:
+    return isinstance(request, PreprocessedRequest) and request.sampling_options.guided_decoding
 
 
 def _digest(value: Any) -> bytes:

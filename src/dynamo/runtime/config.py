@@ -39,6 +39,8 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
     keep: KeepLimits = KeepLimits()
     """How long and how much streams outlive their connections at a worker."""
     device_type: DeviceType | None = None
+    gpus: str | None = None
+    """The GPUs that the environment gives this process, as it names them."""
     inspection_folder: Path | None = None
     """Where the process listens for `dynamo inspect`; None for nowhere."""
     spans: SpanSettings | None = None
@@ -100,6 +102,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
             graceful_shutdown_timeout=network.graceful_shutdown_timeout,
             keep=KeepLimits(network.stream_wait, network.stream_buffer_mb << 20),
             device_type=_device_type(environ),
+            gpus=(environ.get("CUDA_VISIBLE_DEVICES") or environ.get("NVIDIA_VISIBLE_DEVICES") or "").strip() or None,
             inspection_folder=inspection_folder(environ) if network.inspect else None,
             spans=span_settings(environ),
         )

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AsyncExitStack
@@ -16,6 +18,7 @@ from msgspec import structs
 
 from dynamo import __version__
 from dynamo.protocols.instance import Instance
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime import records
 from dynamo.runtime.client import Client
 from dynamo.runtime.config import RuntimeConfig
@@ -64,6 +67,10 @@ class DistributedRuntime:
             event_plane=event_plane,
         )
         self.instance_id = new_instance_id()
+        self.started = round(time.time(), 3)
+        """In seconds since 1970."""
+        self.engine: str | None = None
+        """The name of the engine whose endpoints these are, for people."""
         asked = self.config.status
         # Health checks take an endpoint out of rotation also where no port shows their outcome.
         self._own_status = Status(asked) if status is None and (asked.on or asked.probes) else None
@@ -87,6 +94,8 @@ class DistributedRuntime:
         self._shared: dict[Hashable, Any] = {}
         self.spans = self._endpoint_spans(self.config.spans) if self.config.spans else None
         """What gives requests to this process's endpoints their spans; None where they have none."""
+        self.serving: list[Endpoint] = []
+        """The endpoints that requests are routed to, while they are registered."""
         self.has_served = False
         """An endpoint of this runtime was found by others, so that requests may be running."""
 
@@ -174,6 +183,11 @@ class DistributedRuntime:
             if not self._left:
                 await self.close()
             raise
+
+    async def set_draining(self, draining: bool) -> None:
+        """Whether routers leave this process's endpoints out; requests that run there go on."""
+        for endpoint in tuple(self.serving):
+            await endpoint.set_draining(draining)
 
     @property
     def drains(self) -> bool:
@@ -330,19 +344,28 @@ class Endpoint:
             transport=runtime.plane.transport,
             address=address,
             device_type=runtime.config.device_type,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=runtime.started,
+            gpus=runtime.config.gpus,
+            engine=runtime.engine,
             version=__version__,
             health_check=health_check_payload,
         )
         try:
             runtime.has_served = True
             await self.register_endpoint_instance()
-            log.info("serving %s as instance %x", self.id, runtime.instance_id)
+            if not auxiliary:
+                runtime.serving.append(self)
+            log.info("%s: serving %s as instance %x", worker_name(runtime.instance_id), self.id, runtime.instance_id)
             if status_entry:
                 status_entry.begin(self._health_changed)
             if on_found:
                 on_found()
             await runtime.wait_for_shutdown()
         finally:
+            if self in runtime.serving:
+                runtime.serving.remove(self)
             if status_entry:
                 await status_entry.end()
             try:
@@ -365,6 +388,11 @@ class Endpoint:
         """Publish whether the endpoint passes its health checks, so that routers pass over it while it does not."""
         assert self._record
         self._record = structs.replace(self._record, ready=ready)
+        await self.register_endpoint_instance()
+
+    async def set_draining(self, draining: bool) -> None:
+        assert self._record
+        self._record = structs.replace(self._record, draining=draining)
         await self.register_endpoint_instance()
 
     async def unregister_endpoint_instance(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -13,10 +14,14 @@ from msgspec import structs
 
 from dynamo.protocols.errors import DynamoException, Unavailable
 from dynamo.protocols.instance import Instance
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime.breaker import Breaker, answers
 from dynamo.runtime.plane.base import Channel, RequestPlane
 
 log = logging.getLogger(__name__)
+
+MOST_MOVED = 1024
+"""Instances whose moved requests are counted: the last ones that failed a request."""
 
 Choose = Callable[[Sequence[int]], int]
 OnChange = Callable[[int, Instance | None], None]
@@ -51,7 +56,8 @@ class InstanceSet:
     An instance that fails is passed over until a probe of it is answered, or discovery reports a change of it.
     """
 
-    def __init__(self, name: str, plane: RequestPlane) -> None:
+    def __init__(self, name: str, plane: RequestPlane, moved: Counter[int] | None = None) -> None:
+        """`moved` counts the requests that are moved away, by the instance that failed them."""
         self.name = name
         self._plane = plane
         self._instances: dict[int, Instance] = {}
@@ -63,6 +69,9 @@ class InstanceSet:
         """All probes that have not ended, cancelled ones too."""
         self._not_ready: set[int] = set()
         """Instances that fail their own health checks."""
+        self._taken_out: set[int] = set()
+        """Instances that an administrator has taken out of rotation."""
+        self._moved: Counter[int] = Counter() if moved is None else moved
         self._added = asyncio.Event()
         self._followers: list[OnChange] = []
         self._ids: tuple[int, ...] | None = ()
@@ -87,8 +96,8 @@ class InstanceSet:
         if instance.transport != self._plane.transport:
             here = self._plane.transport
             log.warning(
-                "cannot use instance %x of %s: it is served over %s, this process uses %s",
-                instance_id, self.name, instance.transport, here,
+                "cannot use worker %s of %s: it is served over %s, this process uses %s",
+                worker_name(instance_id), self.name, instance.transport, here,
             )  # fmt: skip
             self.remove(instance_id)
             return
@@ -97,8 +106,12 @@ class InstanceSet:
             self._forget_failures(instance_id)
         else:
             self._not_ready.add(instance_id)
+        if instance.draining:
+            self._taken_out.add(instance_id)
+        else:
+            self._taken_out.discard(instance_id)
         # A follower that is told of a change begins anew with the instance; its health is no such change.
-        known = structs.replace(instance, ready=True)
+        known = structs.replace(instance, ready=True, draining=False)
         if self._instances.get(instance_id) != known:
             self._instances[instance_id] = instance = known
             self._channels[instance_id] = self._plane.channel(instance)
@@ -112,6 +125,7 @@ class InstanceSet:
         self._channels.pop(instance_id, None)
         self._forget_failures(instance_id)
         self._not_ready.discard(instance_id)
+        self._taken_out.discard(instance_id)
         if known is not None:
             self._notify(instance_id, None)
 
@@ -179,18 +193,24 @@ class InstanceSet:
         channel = self._channels.get(instance_id)
         if channel is None:
             return "unreachable"
-        if channel.draining:
+        if channel.draining or instance_id in self._taken_out:
             return "draining"
         if instance_id in self._not_ready:
             return "unhealthy"
         return "ready" if self._in_rotation(instance_id) else "failing"
 
     def draining(self) -> list[int]:
-        return [id for id, channel in self._channels.items() if channel.draining]
+        return [*[id for id, channel in self._channels.items() if channel.draining], *self._taken_out]
 
     def is_draining(self, instance_id: int) -> bool:
         """Raises Unavailable for an instance that is not there."""
-        return self.channel(instance_id).draining
+        return self.channel(instance_id).draining or instance_id in self._taken_out
+
+    def request_moved(self, instance_id: int) -> None:
+        """A request goes on elsewhere, because this instance failed."""
+        self._moved[instance_id] += 1
+        if len(self._moved) > MOST_MOVED:
+            del self._moved[next(iter(self._moved))]
 
     def inhibit(self, instance_id: int) -> None:
         """Pass over an instance that broke a stream, hangs or cannot be reached until it answers a probe."""
@@ -200,7 +220,7 @@ class InstanceSet:
     def request_failed(self, instance_id: int) -> None:
         """The engine failed a request. Several failures in a row take the instance out of rotation."""
         if instance_id in self._instances and self._breaker(instance_id).error():
-            log.warning("instance %x of %s fails its requests: it is passed over", instance_id, self.name)
+            log.warning("worker %s of %s fails its requests: it is passed over", worker_name(instance_id), self.name)
             self._probe(instance_id)
 
     def request_sent(self, instance_id: int) -> None:
@@ -237,7 +257,7 @@ class InstanceSet:
             breaker.half_open()
         else:
             del self._breakers[instance_id]
-            log.info("instance %x of %s answers again", instance_id, self.name)
+            log.info("worker %s of %s answers again", worker_name(instance_id), self.name)
 
     def _forget_failures(self, instance_id: int) -> None:
         self._breakers.pop(instance_id, None)
@@ -250,7 +270,7 @@ class InstanceSet:
         await asyncio.gather(*self._probing, return_exceptions=True)
 
     def mark_unreachable(self, instance_id: int, error: DynamoException) -> None:
-        log.warning("instance %x of %s: %s", instance_id, self.name, error)
+        log.warning("worker %s of %s: %s", worker_name(instance_id), self.name, error)
         self.inhibit(instance_id)
 
     def channel(self, instance_id: int) -> Channel:

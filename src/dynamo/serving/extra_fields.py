@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.decision import Decision
 from dynamo.router.delivery.history import DeliveryHistory
 from dynamo.serving.timing import timing_parts
@@ -30,6 +31,10 @@ def extra_fields(
     values: dict[str, Any] = {}
     if "worker_id" in names and decisions:
         values["worker_id"] = _worker(decisions[0])
+    if "worker_name" in names and decisions:
+        first = decisions[0]
+        prefill = first.worker_id if first.prefill_worker_id is None else first.prefill_worker_id
+        values["worker_name"] = {"prefill": worker_name(prefill), "decode": worker_name(first.worker_id)}
     if "routing" in names:
         values["routing"] = [decision.reasons() for decision in decisions]
     if "timing" in names:

@@ -73,6 +73,8 @@ class Models:
         self._reader = CardReader(hub, runtime.plane.channel)
         self._times = times
         self._overrides = Overrides(runtime.instance_id)
+        self._moved: Counter[int] = Counter()
+        """Requests that were moved away, by the instance that failed them."""
         self._groups: dict[str, ModelGroup] = {}
         self._prefills = Prefills(runtime, router)
         self._expected: set[str] = set()
@@ -208,6 +210,10 @@ class Models:
             version = group.version_of(worker)
             return version.instances.health(worker.instance_id) if version else "refused"
         return "ready" if worker.instance and worker.instance.ready else "unhealthy"
+
+    def moved(self, worker: Member) -> int:
+        """How many requests were moved away from it."""
+        return self._moved[worker.instance_id]
 
     def channel(self, instance: Instance) -> Channel:
         return self._runtime.plane.channel(instance)
@@ -345,7 +351,7 @@ class Models:
             if not wanted:
                 log.info("model '%s' is gone: its last worker left", group.name)
         for checksum in wanted.keys() - group.versions.keys():
-            instances = InstanceSet(group.name, self._runtime.plane)
+            instances = InstanceSet(group.name, self._runtime.plane, self._moved)
             version = group.versions[checksum] = CardVersion(wanted[checksum], instances, group.runtime_of)
             self._begin_loading(group, version)
             for member in tuple(group.members.values()):

@@ -23,6 +23,7 @@ from dynamo.protocols.embeddings import EmbeddingRequest
 from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant, Usage
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.tensors import TensorRequest
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.decision import Decision
 from dynamo.router.delivery.continuation import repeatable
 from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
@@ -100,7 +101,7 @@ class ModelRequest(Generic[RequestT]):
     def worker_name(self, choice: int = 0) -> str:
         """The worker that answers this choice, for messages."""
         instance_id = self.instance_id(choice)
-        return "the worker" if instance_id is None else f"the worker {instance_id:x}"
+        return "the worker" if instance_id is None else f"the worker {worker_name(instance_id)}"
 
     async def prepare(self) -> None:
         """Compute what workers get, again where the last one with this version of the card left meanwhile."""

@@ -18,6 +18,7 @@ from msgspec import Struct, field
 
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.streams import StreamClaim, StreamFacts
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.delivery.continuation import SEED_BITS
 from dynamo.router.delivery.delivery import KeptAt
 from dynamo.runtime import Context
@@ -132,7 +133,7 @@ async def _ask(instances: InstanceSet, instance_id: int, claim: StreamClaim) -> 
             facts: StreamFacts = await answer.value
             return facts
     except (DynamoException, TimeoutError) as error:
-        log.debug("instance %x does not keep a stream: %s", instance_id, error)
+        log.debug("worker %s does not keep a stream: %s", worker_name(instance_id), error)
         return None
     finally:
         context.kill()

@@ -74,10 +74,10 @@ class ServedModel:
 
     def successor(self) -> ServedModel | None:
         """A version for requests that are prepared again, if this one has no worker left."""
-        peers = self.peers()
-        if not peers or self.router.instances.routable():
+        versions = self._versions()
+        if versions == [self] or self.router.instances.routable():
             return None
-        return next((each for each in peers if each.router.instances.routable()), None)
+        return next((each for each in versions if each.router.instances.routable()), None)
 
     def holder(self, instance_id: int) -> ServedModel:
         """The version whose worker this is."""

@@ -29,6 +29,20 @@ def _is_key(text: str) -> bool:
     return bool(text.strip()) and text.isascii() and text.isprintable()
 
 
+def _is_mcp_server(text: str) -> bool:
+    label, _, url = text.partition("=")
+    return _is_label(label) and url.startswith(("http://", "https://")) and not any(map(str.isspace, url))
+
+
+def _is_mcp_command(text: str) -> bool:
+    label, _, command = text.partition("=")
+    return _is_label(label) and bool(command.strip())
+
+
+def _is_label(text: str) -> bool:
+    return text.isascii() and text.replace("-", "").replace("_", "").isalnum() and len(text) <= 32
+
+
 def _is_origin(text: str) -> bool:
     return text == "*" or (text.startswith(("http://", "https://")) and not text.endswith("/"))
 
@@ -93,6 +107,14 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         group=ACCESS)] = False
     protect_metrics: Annotated[bool, Setting(
         "--protect-metrics", "DYN_PROTECT_METRICS", "require a key at /metrics too", group=ACCESS)] = False
+    mcp_servers: Annotated[tuple[str, ...], Setting(
+        "--mcp-server", "DYN_MCP_SERVER",
+        "MCP server whose tools clients may use, each call with an approval; may be repeated", "LABEL=URL", ACCESS,
+        valid=_is_mcp_server, expects="like files=https://example.org/mcp")] = ()
+    mcp_commands: Annotated[tuple[str, ...], Setting(
+        "--mcp-command", "DYN_MCP_COMMAND",
+        "the same for a program on this machine; only administrators may use it", "LABEL=COMMAND", ACCESS,
+        valid=_is_mcp_command, expects="like files=npx some-server")] = ()
     body_limit_mb: Annotated[int, Meta(ge=1), Setting(
         "--http-body-limit-mb", "DYN_HTTP_BODY_LIMIT_MB", "largest request body, unpacked", "MB", LIMITS)] = 45
     body_items: Annotated[int, Meta(ge=0), Setting(

@@ -106,6 +106,7 @@ async def start_engine(
     `found` is its model, if all of it is on this machine.
     """
     check(spec)
+    runtime.engine = spec.engine
     with exit_if_blocked(INTERRUPTED):
         started = await unless_shut_down(runtime, _start(spec, found))
     if started is None:

@@ -35,12 +35,12 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.discovery import Put
-from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.metrics import Labels, Metric, MetricFamily, families
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.status import endpoint_labels
 from dynamo.runtime.stream import Handler, Outlet
+from dynamo.worker.control import offer_control, serve_beside
 from dynamo.worker.health import health_check_payload
 
 
@@ -78,6 +78,7 @@ async def publish_engine(
         _show(endpoint, gauges.families, model)
     if isinstance(engine, CacheOwner):
         await offer_clearing(endpoint, engine)
+    await offer_control(endpoint)
     if status := endpoint.runtime.status:
         if isinstance(engine, MetricsSource):
             status.add_registry(engine.metrics_registry(), _labels(endpoint, model))
@@ -198,18 +199,7 @@ async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:
             raise Unavailable("the cache cannot be cleared while requests run")
         yield {"status": "success", "message": "KV cache cleared"}
 
-    settled = asyncio.Event()
-
-    async def serve() -> None:
-        clearing = component_of(endpoint).endpoint(CLEAR_ENDPOINT)
-        try:
-            await clearing.serve(GeneratorHandler(clear), graceful_shutdown=False, auxiliary=True, on_found=settled.set)
-        finally:
-            settled.set()
-
-    await endpoint.runtime.start()
-    endpoint.runtime.own(serve(), f"the endpoint {CLEAR_ENDPOINT}")
-    await settled.wait()
+    await serve_beside(endpoint, CLEAR_ENDPOINT, clear)
 
 
 class CacheGauges:

@@ -17,6 +17,7 @@ from dynamo.process.readiness import report_ready
 from dynamo.process.threads import in_thread
 from dynamo.protocols.card import WorkerType
 from dynamo.protocols.errors import StartError
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime import DistributedRuntime, EndpointId
 from dynamo.runtime.process import unless_shut_down
 from dynamo.settings import Setting
@@ -89,7 +90,8 @@ async def serve_several(
                     started = structs.replace(started, info=info)
                 at = place(started.info.worker_type)
                 async with check_and_serve(runtime, started, spec, at) as card:
-                    said = f"{spec.engine} {runtime.instance_id:x} serves '{card.name}' at {at}"
+                    name = worker_name(runtime.instance_id)
+                    said = f"{spec.engine} {runtime.instance_id:x} serves '{card.name}' at {at} as {name}"
                     print(said, file=sys.stderr, flush=True)
                     registered.add(runtime.instance_id)
                     if len(registered) == len(pauses):

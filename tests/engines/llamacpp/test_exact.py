@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -50,3 +51,21 @@ async def test_what_would_not_be_exact_is_refused(starting: Starting) -> None:
     for more in ({"kv_offload_gb": 1.0}, {"disaggregation_mode": "decode"}):
         with pytest.raises(EngineError, match="--exact computes each prompt anew"):
             await starting(exact=True, **more)
+
+
+async def test_without_it_answers_that_were_computed_in_the_same_steps_are_equal(starting: Starting) -> None:
+    path = smollm2()
+    engine = await starting(model=LocalModel(source=str(path), path=path))
+
+    async def together() -> list[list[int]]:
+        """All of them wait when the thread goes on, so that each step has the same tokens every time."""
+        assert await engine.clear_cache()
+        arrived = threading.Event()
+        waiting = asyncio.ensure_future(engine._running().call(arrived.wait))
+        await asyncio.sleep(0)
+        asked = [ask(engine, prompt) for prompt in PROMPTS]
+        arrived.set()
+        await waiting
+        return await asyncio.gather(*asked)
+
+    assert await together() == await together()

@@ -58,7 +58,7 @@ def job(prompt: list[int], size: int, **options: Any) -> Job:
 
 
 def scheduler(decoder: PlainDecoder, *, cells: int, batch: int, size: int, seqs: int) -> LlamaScheduler:
-    blocks = BlockMap(decoder, cells, seqs + 2, size)
+    blocks = BlockMap(decoder, cells, seqs + 2, size, prefixes=4)
     return LlamaScheduler(cast(LlamaDecoder, decoder), blocks, max_num_seqs=seqs, n_batch=batch)
 
 
@@ -100,7 +100,7 @@ def test_every_request_ends_with_all_its_tokens(
                     assert output.finish_reason == "length"
                     ended.append(each)
         scheduling.blocks.check()
-        assert scheduling.blocks.used == decoder.used
+        assert scheduling.blocks.used >= decoder.used
         replay(known, scheduling.blocks.take_events())
         assert known == scheduling.blocks.hashes()
     assert set(ended) == set(jobs)

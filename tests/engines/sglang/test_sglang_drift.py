@@ -8,9 +8,12 @@ import inspect
 import subprocess
 import sys
 import zipfile
+from array import array
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sglang.srt.entrypoints.engine import Engine
@@ -19,6 +22,7 @@ from sglang.srt.server_args import ALIASES, ServerArgs
 
 from dynamo.engines.sglang import KNOWN, NAMES
 from dynamo.engines.sglang.options import _AS_THEY_ARE, _GUIDES
+from dynamo.engines.sglang.scheduler import slim
 from dynamo.engines.sglang.steps import READ
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -164,6 +168,85 @@ def test_the_steps_of_the_scheduler_can_be_read(known: zipfile.ZipFile) -> None:
     assert "await self._handle_batch_output(recv_obj)" in manager
     assert "zmq.PUSH, port_args.detokenizer_ipc_name, False" in channels
     assert "self.output_ids.append(output_ids_[send_token_offset:])" in streamer
+
+
+class Request:
+    """What SGLang's scheduler has for one request; it answers nothing to what no test cares for."""
+
+    def __init__(self, rid: str, length: int) -> None:
+        self.rid = rid
+        self.stream = True
+        self.length = length
+        self.origin_input_ids = [5, 6, 7]
+        self.output_ids = array("q")
+        self.send_token_offset = 0
+        self.cached_tokens = 2
+        self.finished_output = False
+        self.finished_reason: Any = None
+        self.finished_len: int | None = None
+        self.spec_verify_ct = self.spec_num_correct_drafts = 1
+        self.sampling_params = SimpleNamespace(stream_interval=None, skip_special_tokens=True, no_stop_trim=True,
+                                               spaces_between_special_tokens=True)  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        return {"get_mm_token_counts": lambda: (0, 0, 0), "check_match_stop_str_prefix": lambda: False}.get(name)
+
+    def step(self) -> None:
+        self.output_ids.append(100 + len(self.output_ids))
+        if len(self.output_ids) == self.length:
+            self.finished_reason = SimpleNamespace(to_json=lambda: {"type": "length", "length": self.length})
+
+    def finished(self) -> bool:
+        return self.finished_reason is not None
+
+    def init_incremental_detokenize(self) -> tuple[list[int], int]:
+        return [*self.origin_input_ids, *self.output_ids], 0
+
+    @property
+    def output_ids_through_stop(self) -> array[int]:
+        return self.output_ids
+
+
+def test_a_slim_scheduler_sends_all_that_is_read_and_no_more(known: zipfile.ZipFile) -> None:
+    """The class that gathers outputs is the published one; only what it calls stands in."""
+    path, name = "sglang/srt/managers/scheduler_components/output_streamer.py", "_GenerationStreamAccumulator"
+    future = ast.parse("from __future__ import annotations").body
+    module = ast.fix_missing_locations(ast.Module([*future, definition(known, path, name)], []))
+    names: dict[str, Any] = {
+        "dataclass": dataclasses.dataclass, "field": dataclasses.field, "BatchTokenIDOutput": SimpleNamespace,
+        "wrap_as_pickle": lambda each: ("pickled", each), "compute_weight_version_spans": lambda *_, **__: None,
+        "DisaggregationMode": SimpleNamespace(DECODE="decode"),
+    }  # fmt: skip
+    exec(compile(module, path, "exec"), names)
+    spec, missing = SimpleNamespace(is_none=lambda: False), dataclasses.MISSING
+    given = {
+        field.name: {"spec_algorithm": spec, "default_stream_interval": 1}.get(field.name)
+        for field in dataclasses.fields(names[name])
+        if field.default is missing and field.default_factory is missing
+    }
+    given |= {"return_logprob": False, "get_cached_tokens_details": lambda _: None}
+
+    def steps(gathers: Any) -> list[Any]:
+        requests = [Request("a", 2), Request("b", 4)]
+        sent = []
+        for _ in range(4):
+            gathered = gathers(**given)
+            for request in requests:
+                if not request.finished():
+                    request.step()
+                    gathered.accept(req=request)
+            sent.append(gathered.to_payload(dp_rank=0, is_idle_batch=False))
+        return sent
+
+    whole, short = steps(names[name]), steps(slim(names[name]))
+    for all_of_it, what_is_read in zip(whole, short, strict=True):
+        assert {name: getattr(what_is_read, name) for name in READ} == {name: getattr(all_of_it, name) for name in READ}
+        assert all_of_it.decode_ids
+        assert not what_is_read.decode_ids
+        assert what_is_read.time_stats == ("pickled", [])
+    engine = known.read(ENGINE).decode()
+    assert "run_scheduler_process_func=self.run_scheduler_process_func" in engine
+    assert "_GenerationStreamAccumulator(" in known.read(path).decode()
 
 
 def test_sampling_parameters_have_the_names_that_are_sent(known: zipfile.ZipFile) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dynamo.kv.index.overlaps import Overlap, Overlaps
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.errors import InvalidArgument, Unavailable
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.choice.choose import Choice, choose
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet
@@ -221,7 +222,7 @@ def test_a_prefix_is_computed_a_second_time_before_its_worker_queues_longer_than
     assert wait(900).at == 0
     assert wait(2000).at == 1
     why = wait(2000).passed_over
-    assert why == "worker 0 rank 0 holds 100 blocks more, but 2000 prompt tokens wait there"
+    assert why == f"worker {worker_name(0)} rank 0 holds 100 blocks more, but 2000 prompt tokens wait there"
 
 
 def test_a_worker_that_computes_a_prompt_is_avoided_for_a_few_blocks_whatever_that_prompt_takes() -> None:
@@ -270,7 +271,8 @@ def test_a_worker_without_room_is_avoided_even_by_a_conversation_that_it_holds()
     assert of(600).at == 0
     assert of(980).at == 1
     assert (
-        of(980).passed_over == "worker 0 rank 0 holds 90 blocks more, but 9 requests run there, with 1080 blocks in use"
+        of(980).passed_over
+        == f"worker {worker_name(0)} rank 0 holds 90 blocks more, but 9 requests run there, with 1080 blocks in use"
     )
 
 
@@ -279,7 +281,9 @@ def test_the_worked_example_of_the_documentation_holds() -> None:
     choice = pick(loads, {0: Overlap(90), 1: Overlap(60)})
     assert choice.at == 1
     assert [round(cost, 1) for cost in choice.costs] == [4042.8, 1347.8, 2160.3]
-    assert choice.passed_over == "worker 0 rank 0 holds 30 blocks more, but 3000 prompt tokens wait there"
+    assert (
+        choice.passed_over == f"worker {worker_name(0)} rank 0 holds 30 blocks more, but 3000 prompt tokens wait there"
+    )
 
 
 def test_slower_tiers_count_by_their_weight() -> None:

@@ -15,6 +15,7 @@ import pytest
 from dynamo.kv.index.overlaps import Overlap, Overlaps
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.choice.choose import Choice, choose
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.choice.fleet import Capacity, Fleet
@@ -122,7 +123,10 @@ def test_a_rule_gives_an_index_or_costs_and_the_choice_names_it(tmp_path: Path) 
     path = written(tmp_path, "return 2")
     choice = asked(load(str(path)), overlaps={0: Overlap(50)})
     assert (choice.at, choice.rule) == (2, str(path))
-    assert choice.passed_over == f"worker 0 rank 0 holds 50 blocks more, but the rule '{path}' prefers another"
+    assert (
+        choice.passed_over
+        == f"worker {worker_name(0)} rank 0 holds 50 blocks more, but the rule '{path}' prefers another"
+    )
     written(tmp_path, "return [float('inf'), 1, 2]")
     choice = asked(load(str(path)))
     assert (choice.at, choice.costs) == (1, [float("inf"), 1.0, 2.0])

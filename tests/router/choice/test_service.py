@@ -153,7 +153,7 @@ class Worker:
 
 
 def largest_gap(worker: Worker, steps: int) -> tuple[float, float]:
-    """Of the service of two tenants, over any interval in which both had requests waiting all the time.
+    """The largest gap between two tenants, over any interval in which both had requests waiting all the time.
 
     And the most that all were served between two messages of the frontends.
     """

@@ -79,7 +79,7 @@ class Scripted:
 
     def __init__(self, router: ScriptedRouter, fates: list[Fate]) -> None:
         self.ready = True
-        self.draining = self.unheard = False
+        self.draining = self.unheard = self.announced_end = False
         self._router = router
         self._fates = fates
 

@@ -47,6 +47,20 @@ async def test_what_has_grown_large_leaves_before_the_turn_ends_and_in_order() -
     assert [body.stream for _, body in sent[1:]] == [1, 2]
 
 
+async def test_first_tokens_leave_before_tokens_of_streams_that_are_under_way_are_gathered() -> None:
+    link = Writing()
+    for stream in (8, 9):
+        link.send_first_tokens(stream, [stream])
+    assert not link.written
+    for stream in (1, 2):
+        link.send_tokens(stream, [stream])
+    assert len(link.written) == 1
+    await asyncio.sleep(0)
+    assert len(link.written) == 2
+    deltas = [body for written in link.written for kind, body in FrameDecoder().feed(written) if kind == Kind.DELTAS]
+    assert [dict(each) for each in deltas] == [{8: [8], 9: [9]}, {1: [1], 2: [2]}]
+
+
 async def test_a_peer_that_stays_silent_after_a_large_frame_is_noticed() -> None:
     link = Writing(beat=0.01)
     link.send(Kind.ERROR, Error(1, "kind", "x" * MAX_GATHERED))

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument, StartError, Unknown
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint, RuntimeConfig
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.status import StatusConfig
@@ -74,6 +75,7 @@ class Worker:
             "worker_id": f"{self.runtime.instance_id:x}",
             **labels,
         }
+        told["worker_name"] = worker_name(int(told["worker_id"], 16))
         inside = ",".join(f'{label}="{value}"' for label, value in sorted(told.items()))
         return f"dynamo_component_{name}{{{inside}}}"
 

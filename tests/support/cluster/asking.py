@@ -28,7 +28,7 @@ from support.stream_client import PAUSE, StreamClient
 BODY = {"model": "tiny", "max_tokens": 24, "temperature": 0}
 PROMPT = "The quick brown fox"
 MOST_CONNECTIONS = 200
-"""Of one stream, before it counts as failed."""
+"""Connections of one stream, before it counts as failed."""
 
 
 class ServiceEndpoints:

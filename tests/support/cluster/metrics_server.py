@@ -45,7 +45,7 @@ def serving_metrics(cluster: Cluster) -> Iterator[ExternalMetric]:
     try:
         service = SERVICE.format(name="metrics", port=PORT)
         aggregated = AGGREGATED.format(group=GROUP, version=VERSION, port=PORT).replace("name: shim", "name: metrics")
-        cluster.apply(service + aggregated)
+        cluster.apply(service + aggregated, "kube-system")
         cluster.wait("--for=condition=Available", f"apiservice/{VERSION}.{GROUP}")
         yield metric
     finally:

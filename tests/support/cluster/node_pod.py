@@ -153,7 +153,7 @@ class NodePod:
             self._changed.set()
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM, so many seconds, SIGKILL; then the pod's object is deleted for good."""
+        """SIGTERM, then SIGKILL after the grace in seconds; then the pod's object is deleted for good."""
         self.ending = True
         self._changed.set()
         begun = time.monotonic()

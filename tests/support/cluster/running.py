@@ -58,7 +58,7 @@ class Asking:
         return int(self._last or 0)
 
     def more(self, count: int) -> None:
-        """Wait until so many more were answered, or failed."""
+        """Wait until this many more were answered, or failed."""
         with self._said:
             until = self.answered + count
             self._said.wait_for(lambda: self._ended or self.answered >= until)
@@ -209,7 +209,7 @@ class Cluster:
             asking.stop()
 
     def addresses(self, app: str, namespace: str) -> list[str]:
-        """Of its pods that are not about to end."""
+        """Those of its pods that are not about to end."""
         pods = self.get("pods", "-n", namespace, "-l", f"app={app}")["items"]
         return [pod["status"]["podIP"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 

@@ -119,7 +119,7 @@ async def _run(*words: str) -> None:
 
 
 def end_group(process: asyncio.subprocess.Process, signal: int) -> None:
-    """Of a process that leads a session."""
+    """Send the signal to the group of a process that leads a session."""
     if process.returncode is None:
         try:
             os.killpg(process.pid, signal)

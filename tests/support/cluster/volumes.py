@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dynamo.kubernetes.api import KubernetesApi
-from dynamo.kubernetes.errors import ObjectNotFound
+from dynamo.kubernetes.errors import ApiOutage, ObjectNotFound
 from dynamo.kubernetes.resources import Resource
 from support.cluster.places import API_SERVICE
 
@@ -18,6 +20,7 @@ CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 
 Object = dict[str, Any]
+T = TypeVar("T")
 
 
 class PodFields:
@@ -47,6 +50,16 @@ class PodFields:
         }[path]
 
 
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """Its result, once the API server answers: a pod outlives an outage of it."""
+    while True:
+        try:
+            return await call()
+        except ApiOutage as error:
+            print(f"trying again: {error}", flush=True)
+            await asyncio.sleep(1)
+
+
 class PodSources:
     """ConfigMaps, Secrets and tokens, as this pod may use them."""
 
@@ -56,7 +69,9 @@ class PodSources:
 
     async def data(self, resource: Resource, name: str, optional: bool) -> dict[str, bytes]:
         try:
-            found: Object = await self._api.get(resource, name, dict, namespace=self.fields.namespace)
+            found: Object = await patiently(
+                lambda: self._api.get(resource, name, dict, namespace=self.fields.namespace)
+            )
         except ObjectNotFound:
             if optional:
                 return {}
@@ -75,7 +90,8 @@ class PodSources:
         }
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         tokens = Resource("", "v1", f"serviceaccounts/{self.fields.account}/token", "TokenRequest")
-        answer = json.loads(await self._api.create(tokens, request, namespace=self.fields.namespace))
+        made = await patiently(lambda: self._api.create(tokens, request, namespace=self.fields.namespace))
+        answer = json.loads(made)
         return str(answer["status"]["token"])
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from dynamo.api.epp import messages
-from dynamo.api.epp.messages import Message
+from dynamo.api.protobuf import Message
 from dynamo.protocols.errors import DynamoException
 
 DESTINATION = "x-gateway-destination-endpoint"

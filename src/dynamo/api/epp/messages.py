@@ -1,31 +1,13 @@
-"""The message classes of Envoy's external processing, from the compiled `ext_proc.proto`.
-
-They live in a descriptor pool of their own: a program may load Envoy's own classes too.
-"""
+"""The message classes of Envoy's external processing, from the compiled `ext_proc.proto`."""
 
 from __future__ import annotations
 
-from importlib.resources import files
-from typing import Any
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from dynamo.api.protobuf import Message, message_classes
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
-_pool = descriptor_pool.DescriptorPool()
-for _file in descriptor_pb2.FileDescriptorSet.FromString(
-    files("dynamo.api.epp").joinpath("ext_proc.binpb").read_bytes()
-).file:
-    _pool.AddSerializedFile(_file.SerializeToString())
-
-Message = Any
-"""An instance of one of the classes below, which have no static types."""
-
-
-def _message(name: str) -> Any:
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"dynamo.epp.{name}"))
-
+_message = message_classes("dynamo.api.epp", "ext_proc.binpb", "dynamo.epp")
 
 ProcessingRequest = _message("ProcessingRequest")
 ProcessingResponse = _message("ProcessingResponse")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Generator
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -14,7 +12,7 @@ from msgspec import Struct, field
 from dynamo.api.epp.endpoints import Endpoints
 from dynamo.api.epp.exchange import GatewayRequest
 from dynamo.protocols.body import BodyDecoder
-from dynamo.protocols.body_shape import SMALL, BodyLimits, check_shape
+from dynamo.protocols.body_shape import SMALL, BodyLimits, check_shape, in_turns
 from dynamo.protocols.chat import ChatRequest
 from dynamo.protocols.completions import CompletionRequest
 from dynamo.protocols.engine import PreprocessedRequest
@@ -31,8 +29,6 @@ log = logging.getLogger(__name__)
 LIMITS = BodyLimits(500_000, 65_536)
 _BOUNDS = [1e-4 * 2**step for step in range(15)]
 _CHAT, _COMPLETION = BodyDecoder(ChatRequest), BodyDecoder(CompletionRequest)
-
-T = TypeVar("T")
 
 
 class _ModelName(Struct):
@@ -174,15 +170,13 @@ async def _prompt(model: ServedModel, path: str, body: bytes | bytearray) -> tup
     try:
         if preprocessor is None:
             raise _NoTokens
-        spans = await _in_turns(check_shape(body, LIMITS)) if len(body) > SMALL else []
+        spans = await in_turns(check_shape(body, LIMITS)) if len(body) > SMALL else []
         if path.endswith("/chat/completions"):
-            chat = await _in_turns(decode_in_steps(_CHAT, body, spans, [])) if spans else _CHAT.decode(body, [])
+            chat = await in_turns(decode_in_steps(_CHAT, body, spans, [])) if spans else _CHAT.decode(body, [])
             return (await preprocessor.chat(chat)).request, True
         if path.endswith("/completions"):
             asked = (
-                await _in_turns(decode_in_steps(_COMPLETION, body, spans, []))
-                if spans
-                else _COMPLETION.decode(body, [])
+                await in_turns(decode_in_steps(_COMPLETION, body, spans, [])) if spans else _COMPLETION.decode(body, [])
             )
             # All prompts of a request go to one server; the first stands for them.
             return (await preprocessor.completion(asked))[0].request, True
@@ -194,14 +188,3 @@ async def _prompt(model: ServedModel, path: str, body: bytes | bytearray) -> tup
 
 class _NoTokens(Exception):
     pass
-
-
-async def _in_turns(steps: Generator[None, None, T]) -> T:
-    """Other requests have their turn between the steps."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.api.kserve.messages import Message
+from dynamo.api.protobuf import Message
 from dynamo.protocols.errors import InvalidRequest
 
 _MOST_DIMENSIONS = 64

@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError
 
 from dynamo.api.kserve import messages
 from dynamo.api.kserve.datatypes import BY_CONFIG_TYPE, BY_DATATYPE, BY_NAME
-from dynamo.api.kserve.messages import Message
 from dynamo.api.kserve.text_models import INPUTS, OUTPUTS
+from dynamo.api.protobuf import Message
 from dynamo.protocols.card import ModelCard, ModelType
 from dynamo.protocols.errors import InvalidRequest, ModelNotFound
 

@@ -1,31 +1,15 @@
-"""The protocol's message classes, from the compiled `inference.proto`, and the named parameters in them.
-
-They live in a descriptor pool of their own: a program may load another copy of this protocol, such as tritonclient's.
-"""
+"""The protocol's message classes, from the compiled `inference.proto`, and the named parameters in them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from dynamo.api.protobuf import Message, message_classes
 
 SERVICE = "inference.GRPCInferenceService"
 
-_pool = descriptor_pool.DescriptorPool()
-for _file in descriptor_pb2.FileDescriptorSet.FromString(
-    files("dynamo.api.kserve").joinpath("inference.binpb").read_bytes()
-).file:
-    _pool.AddSerializedFile(_file.SerializeToString())
-
-Message = Any
-"""An instance of one of the classes below, which have no static types."""
-
-
-def _message(name: str) -> Any:
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"inference.{name}"))
-
+_message = message_classes("dynamo.api.kserve", "inference.binpb", "inference")
 
 ServerLiveRequest = _message("ServerLiveRequest")
 ServerLiveResponse = _message("ServerLiveResponse")

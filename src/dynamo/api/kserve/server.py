@@ -14,8 +14,9 @@ import grpc.aio
 from msgspec import Struct
 
 from dynamo.api.kserve import messages
-from dynamo.api.kserve.messages import SERVICE, Message
+from dynamo.api.kserve.messages import SERVICE
 from dynamo.api.kserve.service import DESCRIPTIONS, INFER, STREAM_INFER, GrpcCall, RpcRoute, Service, error_response
+from dynamo.api.protobuf import Message
 from dynamo.api.route import Access
 from dynamo.protocols.errors import DynamoException, StartError, from_exception
 from dynamo.runtime import Context

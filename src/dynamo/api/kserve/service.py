@@ -12,10 +12,11 @@ from msgspec import Struct
 from dynamo import __version__
 from dynamo.api.kserve import messages
 from dynamo.api.kserve.descriptions import model_config, model_metadata
-from dynamo.api.kserve.messages import FINAL, Message
+from dynamo.api.kserve.messages import FINAL
 from dynamo.api.kserve.streams import ItemStream, TextStream
 from dynamo.api.kserve.tensor_models import TensorInference, tensor_request, tensor_response
 from dynamo.api.kserve.text_models import completion_request, infer_response
+from dynamo.api.protobuf import Message
 from dynamo.api.route import Access
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import DynamoException, InvalidRequest, ProtocolError

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.api.kserve.messages import Message
+from dynamo.api.protobuf import Message
 from dynamo.model import json_unescaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
 from dynamo.protocols.errors import DynamoException, ProtocolError

@@ -8,7 +8,8 @@ from msgspec import ValidationError, convert, to_builtins
 
 from dynamo.api.kserve import messages
 from dynamo.api.kserve.datatypes import BY_NAME, add_output, datatype_of, element_count, input_values
-from dynamo.api.kserve.messages import Message, fill_parameters, tagged_parameters
+from dynamo.api.kserve.messages import fill_parameters, tagged_parameters
+from dynamo.api.protobuf import Message
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import ProtocolError
 from dynamo.protocols.tensors import Tensor, TensorData, TensorMetadata, TensorRequest, TensorResponse

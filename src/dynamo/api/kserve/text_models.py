@@ -9,7 +9,8 @@ import msgspec
 
 from dynamo.api.kserve import messages
 from dynamo.api.kserve.datatypes import BY_DATATYPE, add_output, element_count, input_values
-from dynamo.api.kserve.messages import Message, plain_parameters
+from dynamo.api.kserve.messages import plain_parameters
+from dynamo.api.protobuf import Message
 from dynamo.pipeline.validate import validate_completion
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.completions import CompletionRequest

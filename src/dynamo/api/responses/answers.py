@@ -7,7 +7,9 @@ from typing import Any, Literal
 from msgspec import Struct, to_builtins
 
 from dynamo.api.responses.calls import CallItem, CallItems, ItemStatus, end_call, item_id
-from dynamo.api.responses.request import ResponsesRequest
+from dynamo.api.responses.mcp_items import McpApprovalRequestItem, McpCallItem, McpListToolsItem
+from dynamo.api.responses.mcp_turn import McpTurn
+from dynamo.api.responses.request import ResponsesRequest, ResponsesTool
 from dynamo.protocols.answers import ChatCompletion, ChatLogprob, CompletionUsage
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -43,7 +45,7 @@ class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
     content: list[ReasoningContent] = []
 
 
-OutputItem = OutputMessage | ReasoningItem | CallItem
+OutputItem = OutputMessage | ReasoningItem | CallItem | McpListToolsItem | McpCallItem
 
 
 class ResponsesUsage(Struct, kw_only=True):
@@ -101,7 +103,7 @@ class ResponseObject(Struct, kw_only=True):
         """The object before the first token."""
         # Clients' types require these fields of a tool and a format even where the request omitted them.
         required = {"parameters": None, "strict": None}
-        tools = [(required if tool.type == "function" else {}) | to_builtins(tool) for tool in request.tools or ()]
+        tools = [(required if tool.type == "function" else {}) | _shown(tool) for tool in request.tools or ()]
         reasoning, conversation = request.reasoning, request.conversation_id
         return ResponseObject(
             id=response_id,
@@ -138,13 +140,17 @@ class ResponseObject(Struct, kw_only=True):
         self.incomplete_details = {"reason": reason} if reason else None
 
 
-def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletion) -> ResponseObject:
+def response_of(
+    request: ResponsesRequest, response_id: str, chat: ChatCompletion, mcp: McpTurn | None = None
+) -> ResponseObject:
     """Convert the answer to the chat request that a Responses request was translated to."""
     choice = chat.choices[0]
     response = ResponseObject.in_progress(request, response_id, chat.model, chat.created)
     response.finish(choice.finish_reason, chat.usage)
     status: ItemStatus = "incomplete" if response.status == "incomplete" else "completed"
     output, message = response.output, choice.message
+    if mcp:
+        output += mcp.begins_with
     if message.reasoning_content:
         item = ReasoningItem(id=item_id("rs", response_id, len(output)), status=status)
         if request.wants_summary:
@@ -156,13 +162,20 @@ def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletio
         logprobs = (choice.logprobs and choice.logprobs.content) or []
         part = OutputText(text=message.content, logprobs=logprobs)
         output.append(OutputMessage(id=item_id("msg", response_id, len(output)), status=status, content=[part]))
-    items = CallItems(request, response_id)
+    items = CallItems(request, response_id, mcp.functions if mcp else None)
     for call in message.tool_calls or ():
         made = items.begin(len(output), call.id, call.name)
-        made.status = status
+        if not isinstance(made, McpApprovalRequestItem):
+            made.status = status
         end_call(made, call.arguments)
         output.append(made)
     return response
+
+
+def _shown(tool: ResponsesTool) -> dict[str, Any]:
+    """Without what lets the client into an MCP server: responses are stored."""
+    shown: dict[str, Any] = to_builtins(tool)
+    return {name: value for name, value in shown.items() if name not in ("authorization", "headers")}
 
 
 class InputTokens(Struct, kw_only=True):

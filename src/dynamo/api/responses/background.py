@@ -8,6 +8,7 @@ from dynamo.api.responses.event_log import EventLog
 from dynamo.api.responses.request import ResponsesRequest
 from dynamo.api.responses.stored_responses import ResponseStore, Turn
 from dynamo.api.responses.stream import ResponsesStream, ResponsesWriter
+from dynamo.api.responses.unfinished import UnfinishedRequest
 from dynamo.api.route import MeasuredRequest
 from dynamo.protocols.errors import (
     Cancelled,
@@ -34,9 +35,13 @@ class BackgroundRun:
         turn: Turn,
         conversation: Conversation,
         stream: ResponsesStream,
-        record: MeasuredRequest,
+        record: MeasuredRequest | None = None,
+        unfinished: UnfinishedRequest | None = None,
     ) -> None:
+        """`unfinished`: what another process needs to go on with it, if there may be one. `record` measures the request
+        of a client; none does where this process goes on with what another one began."""
         self.request = request
+        self.unfinished = unfinished
         self.turn = turn
         self.response = stream.response
         self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -47,7 +52,8 @@ class BackgroundRun:
         self._conversation = conversation
         self._stream = stream
         self._record = record
-        self._outcome = record.go_on()
+        self.ended: asyncio.Future[int] = record.go_on() if record else asyncio.get_running_loop().create_future()
+        """Done with the status of the request once it has ended."""
         self.events.write(stream.start())
         self._writer = ResponsesWriter(
             stream, conversation.tokenizer, conversation.request.top_logprobs or 0, self.events, started=True
@@ -67,11 +73,18 @@ class BackgroundRun:
             self._stream.cancel()
         self.events.end()
         await self._conversation.close()
-        self._outcome.set_result(self._status())
+        self.ended.set_result(self._status())
 
     def fail(self, error: DynamoException) -> None:
-        self._record.failed(error)
+        if self._record:
+            self._record.failed(error)
         self._writer.fail(error)
+
+    @property
+    def tokens(self) -> int:
+        """How many prompt and answer have, once it has ended."""
+        usage = self.response.usage
+        return usage.total_tokens if usage else 0
 
     def _status(self) -> int:
         """The HTTP status of a request with the same outcome."""
@@ -136,6 +149,8 @@ class BackgroundResponses:
             await self.stop(id)
 
     async def _run(self, run: BackgroundRun) -> None:
+        if run.unfinished:
+            await self._store.unfinished.add(run.unfinished)
         await self._store.save(run.request, run.turn, run.response)
         run.stored.set_result(None)
         producing = asyncio.create_task(run.run())
@@ -152,6 +167,8 @@ class BackgroundResponses:
             await run.close()
             if await self._store.status(run.response.id) == "in_progress":
                 await self._store.save(run.request, run.turn, run.response)
+            if run.unfinished:
+                await self._store.unfinished.drop(run.response.id)
 
     def _ended(self, id: str) -> None:
         del self._running[id]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
+from dynamo.api.responses.mcp_items import McpApprovalRequestItem
+from dynamo.api.responses.mcp_turn import APPROVAL, McpFunction
 from dynamo.api.responses.request import (
     APPLY_PATCH,
     LOCAL_SHELL,
@@ -68,18 +71,27 @@ class PatchCallItem(Struct, kw_only=True, tag_field="type", tag="apply_patch_cal
     status: ItemStatus
 
 
-CallItem = FunctionCallItem | CustomCallItem | LocalShellCallItem | ShellCallItem | PatchCallItem
+CallItem = (
+    FunctionCallItem | CustomCallItem | LocalShellCallItem | ShellCallItem | PatchCallItem | McpApprovalRequestItem
+)
 
 
 class CallItems:
     """Makes the items for calls, in the form in which the client offered the tools."""
 
-    def __init__(self, request: ResponsesRequest, response_id: str) -> None:
+    def __init__(
+        self, request: ResponsesRequest, response_id: str, mcp: Mapping[str, McpFunction] | None = None
+    ) -> None:
         self._offered = request.translated()
+        self._mcp = mcp or {}
         self._response_id = response_id
 
     def begin(self, index: int, call_id: str, name: str) -> CallItem:
         """The item with this index in the output, still without the arguments of the call."""
+        if name in self._mcp:
+            function = self._mcp[name]
+            id = item_id(f"{APPROVAL}_{function.tool.digest()}", self._response_id, index)
+            return McpApprovalRequestItem(id=id, server_label=function.server, name=function.tool.name, arguments="")
         offered = self._offered.get(name)
         kind = offered.tool.type if offered else "function"
         id = item_id(_ITEM_PREFIXES.get(kind, "fc"), self._response_id, index)
@@ -104,7 +116,7 @@ class CallItems:
 def end_call(item: CallItem, arguments: str) -> None:
     """Write all that the model sent into its item."""
     match item:
-        case FunctionCallItem():
+        case FunctionCallItem() | McpApprovalRequestItem():
             item.arguments = arguments
         case CustomCallItem():
             item.input = arguments

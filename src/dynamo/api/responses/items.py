@@ -24,6 +24,10 @@ _PREFIXES = {
     "shell_call_output": "sho",
     "apply_patch_call": "apc",
     "apply_patch_call_output": "apco",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
 }
 _PARTS = {"assistant": "output_text"}
 

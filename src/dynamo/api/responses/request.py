@@ -54,6 +54,12 @@ class InputItem(Struct, kw_only=True, omit_defaults=True):
     status: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
+    server_label: str | None = None
+    """Names an MCP server, which the fields below are about too."""
+    approval_request_id: str | None = None
+    approve: bool | None = None
+    reason: str | None = None
+    error: str | None = None
 
     @property
     def is_reference(self) -> bool:
@@ -112,6 +118,15 @@ class ResponsesTool(Struct, kw_only=True, omit_defaults=True):
     """The functions in a `namespace`."""
     environment: JsonObject | None = None
     """Where the commands of a `shell` run."""
+    server_label: str | None = None
+    """Names an MCP server, which the fields below are about too."""
+    server_url: str | None = None
+    server_description: str | None = None
+    allowed_tools: list[str] | JsonObject | None = None
+    require_approval: str | JsonObject | None = None
+    headers: dict[str, str] | None = None
+    authorization: str | None = None
+    connector_id: str | None = None
 
     @property
     def runs_at_client(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from typing import Any
 
 import msgspec
 from aiohttp import web
-from msgspec import structs
+from msgspec import Raw, structs
 
 from dynamo.api.answers.http import json_response, page, stream_response
 from dynamo.api.answers.numbered import events_of
@@ -18,10 +19,13 @@ from dynamo.api.responses.answers import DeletedResponse, InputTokens, ResponseO
 from dynamo.api.responses.background import BackgroundResponses, BackgroundRun
 from dynamo.api.responses.event_log import EventLog, FollowedStream
 from dynamo.api.responses.items import item_ids
+from dynamo.api.responses.mcp_turn import McpTurn, mcp_turn, uses_mcp
 from dynamo.api.responses.request import InputTokensRequest, ResponsesRequest
 from dynamo.api.responses.stored_conversations import ConversationObject
+from dynamo.api.responses.stored_responses import Turn
 from dynamo.api.responses.stream import ResponsesStream, ResponsesWriter
 from dynamo.api.responses.to_chat import hosted_tools, responses_to_chat, with_responses_names
+from dynamo.api.responses.unfinished import UnfinishedRequest
 from dynamo.api.route import INFERENCE_ERRORS, STORED_ERRORS, WRITTEN_ERRORS, Api, HttpCall, HttpRoute, inference
 from dynamo.api.stream_names import open_stream
 from dynamo.pipeline.custom_tools import UNENFORCED, lark_tools
@@ -32,6 +36,7 @@ from dynamo.protocols.errors import InvalidRequest
 from dynamo.runtime import Context
 from dynamo.serving.conversation import Conversation
 from dynamo.serving.request import require_type
+from dynamo.serving.resumable import NamedRequest, ResumableStream, StreamName
 from dynamo.serving.served_model import ServedModel
 
 
@@ -39,8 +44,10 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
     store = host.state.of(call.owner).responses
     turn = await store.turn(call.body)
     body = structs.replace(call.body, input=turn.input, store=store.enabled and call.body.store is not False)
-    chat = responses_to_chat(body, turn.past())
-    call.warn("tools that run at OpenAI", hosted_tools(body))
+    mcp = await _use_mcp(host, call, body, turn) if uses_mcp(body) else None
+    offered = mcp.request if mcp else body
+    chat = responses_to_chat(offered, turn.past())
+    call.warn("tools that run at OpenAI", hosted_tools(offered))
     call.warn(UNENFORCED, lark_tools(chat))
     if body.background:
         host.state.of(call.owner).background.check(body)
@@ -48,6 +55,10 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
         validate_chat(chat)
         model = await host.models.arrive(chat.model)
         context, named = await open_stream(host, call, chat, turn.session)
+        # The tools of MCP servers were read for this process; another one cannot go on with what they offered.
+        unfinished = store.unfinished.shared and body.background and mcp is None
+        if unfinished and named is None:
+            context, named = _named(call, context)
         conversation = Conversation(model, chat, context, call.record, stream=named)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
@@ -61,8 +72,13 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
         if body.store:
             call.begins(conversation.context, id)
         if body.background:
-            stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
-            run = BackgroundRun(body, turn, conversation, stream, call.record)
+            stream = ResponsesStream(body, id, conversation.model.name, conversation.created, mcp)
+            kept = (
+                UnfinishedRequest(id=id, body=Raw(call.raw_body), stream=named.name, created=conversation.created)
+                if unfinished and named
+                else None
+            )
+            run = BackgroundRun(body, turn, conversation, stream, call.record, kept)
             background = host.state.of(call.owner).background
             background.start(run)
             handed_over = True
@@ -70,10 +86,10 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
             return await _follow(call, background, id, run.events) if body.stream else json_response(stream.response)
         if not body.stream:
             completion = conversation.completion(await conversation.collect())
-            response = response_of(body, id, completion)
+            response = response_of(body, id, completion, mcp)
             await store.save(body, turn, response)
             return json_response(response)
-        stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
+        stream = ResponsesStream(body, id, conversation.model.name, conversation.created, mcp)
         writer = ResponsesWriter(stream, conversation.tokenizer, chat.top_logprobs or 0, events_of(conversation))
 
         async def save() -> None:
@@ -84,6 +100,21 @@ async def responses(host: Host, call: HttpCall[ResponsesRequest]) -> web.StreamR
     finally:
         if not handed_over:
             await conversation.close()
+
+
+def _named(call: HttpCall[Any], context: Context) -> tuple[Context, ResumableStream]:
+    """A name of its own for an answer that another process of this server may have to go on with."""
+    name = StreamName(uuid.uuid4().hex, call.owner)
+    asked = NamedRequest("", b"", int(time.time()), name.request_id)
+    return context.renamed(name.request_id), ResumableStream(name, asked)
+
+
+async def _use_mcp(host: Host, call: HttpCall[ResponsesRequest], body: ResponsesRequest, turn: Turn) -> McpTurn:
+    """Before the model is asked: the tools of the servers that the request names, and the calls that it approves."""
+    host.models.get(body.model)
+    is_admin = host.may_administer(call.request)
+    owner = uuid.uuid4().hex
+    return await mcp_turn(body, turn.past(), host.mcp, is_admin=is_admin, owner=owner)
 
 
 async def _follow(

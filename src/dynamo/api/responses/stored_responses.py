@@ -14,6 +14,7 @@ from dynamo.api.responses.answers import ResponseObject
 from dynamo.api.responses.items import find_item, keep_items, read_items
 from dynamo.api.responses.request import InputItem, InputTokensRequest, ResponsesRequest
 from dynamo.api.responses.stored_conversations import Conversations
+from dynamo.api.responses.unfinished import UnfinishedRequests
 from dynamo.protocols.errors import CannotStore, InvalidRequest, NotFound
 from dynamo.serving.store.processes import LiveProcesses
 from dynamo.serving.store.records import Records
@@ -93,6 +94,7 @@ class ResponseStore:
         self, records: Records, conversations: Conversations, processes: LiveProcesses, *, enabled: bool
     ) -> None:
         self.enabled = enabled
+        self.unfinished = UnfinishedRequests(records, processes)
         self._records = records
         self._conversations = conversations
         self._processes = processes
@@ -173,12 +175,15 @@ class ResponseStore:
             raise NotFound(f"Response with id '{id[:128]}' not found.")
 
     async def _find(self, id: str) -> StoredResponse | None:
-        """A response whose process ended before it was complete has failed, and is stored as such from now on."""
+        """A response whose process ended before it was complete is gone on with by another one, which kept its request.
+
+        Without that it has failed, and is stored as such from now on.
+        """
         body = await self._records.get(KIND, id)
         if body is None:
             return None
         stored = _stored.decode(body)
-        if stored.producer and not self._processes.is_alive(stored.producer):
+        if stored.producer and not self._processes.is_alive(stored.producer) and not await self.unfinished.holds(id):
             body = await self._records.update(KIND, id, _abandoned)
             return None if body is None else _stored.decode(body)
         return stored

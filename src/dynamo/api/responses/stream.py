@@ -29,6 +29,8 @@ from dynamo.api.responses.calls import (
     item_id,
 )
 from dynamo.api.responses.event_log import EventLog
+from dynamo.api.responses.mcp_items import McpApprovalRequestItem
+from dynamo.api.responses.mcp_turn import McpTurn
 from dynamo.api.responses.request import ResponsesRequest
 from dynamo.model import Tokenizer, json_unescaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
@@ -37,6 +39,7 @@ from dynamo.protocols.answers import ChatLogprob, CompletionUsage
 from dynamo.protocols.errors import DynamoException
 
 _encode = msgspec.json.encode
+_CallWithStatus = FunctionCallItem | CustomCallItem | LocalShellCallItem | ShellCallItem | PatchCallItem
 _CALL_DELTAS: dict[type[OutputItem], str] = {
     FunctionCallItem: "response.function_call_arguments.delta",
     CustomCallItem: "response.custom_tool_call_input.delta",
@@ -50,9 +53,12 @@ class ResponsesStream:
     One item is open at a time: output of another kind ends it.
     """
 
-    def __init__(self, request: ResponsesRequest, response_id: str, model: str, created: int) -> None:
+    def __init__(
+        self, request: ResponsesRequest, response_id: str, model: str, created: int, mcp: McpTurn | None = None
+    ) -> None:
         self._response = ResponseObject.in_progress(request, response_id, model, created)
-        self._call_items = CallItems(request, response_id)
+        self._call_items = CallItems(request, response_id, mcp.functions if mcp else None)
+        self._begins_with = mcp.begins_with if mcp else ()
         self._summarizes = request.wants_summary
         self._sequence = 0
         self._open: Literal["text", "reasoning", "tool"] | None = None
@@ -63,7 +69,13 @@ class ResponsesStream:
         self._place: dict[str, Any] = {}
 
     def start(self) -> bytes:
-        return self._whole("response.created") + self._whole("response.in_progress")
+        begun = self._whole("response.created") + self._whole("response.in_progress")
+        for item in self._begins_with:
+            index = len(self._response.output)
+            self._response.output.append(item)
+            begun += self._event("response.output_item.added", output_index=index, item=item)
+            begun += self._event("response.output_item.done", output_index=index, item=item)
+        return begun
 
     def text(self, delta: str, logprobs: Sequence[ChatLogprob] = ()) -> bytes:
         begin = b"" if self._open == "text" else self._begin_text()
@@ -148,7 +160,8 @@ class ResponsesStream:
             return b""
         self._open = None
         item = self._response.output[-1]
-        item.status = status
+        if isinstance(item, OutputMessage | ReasoningItem | _CallWithStatus):
+            item.status = status
         text = "".join(self._pieces)
         self._pieces.clear()
         match item:
@@ -175,7 +188,7 @@ class ResponsesStream:
             case CustomCallItem():
                 item.input = text
                 done = self._event("response.custom_tool_call_input.done", **self._place, input=text)
-            case LocalShellCallItem() | ShellCallItem() | PatchCallItem():
+            case LocalShellCallItem() | ShellCallItem() | PatchCallItem() | McpApprovalRequestItem():
                 end_call(item, text)
                 done = b""
             case _:

@@ -242,6 +242,17 @@ def _chat_messages(messages: list[Message], history: Sequence[InputItem], given:
             case kind if kind in _OUTPUTS:
                 turn = None
                 messages.append(_call_output(item, where))
+            case "mcp_call":
+                call_id = item.approval_request_id or item.id or ""
+                function = FunctionCall(f"{item.server_label}__{item.name}", item.arguments or "")
+                turn = _assistant(messages, None)
+                turn.tool_calls = [ToolCall(id=call_id, function=function)]
+                turn = None
+                said = item.output if isinstance(item.output, str) else ""
+                content = said if item.error is None else f"Error: {item.error}"
+                messages.append(Message(role="tool", tool_call_id=call_id, content=content))
+            case "mcp_list_tools" | "mcp_approval_request" | "mcp_approval_response":
+                pass  # what was decided is in the call that follows
             case None | "message" if item.role == "assistant":
                 turn = _assistant(messages, turn if turn is not None and _only_reasoning(turn) else None)
                 turn.content = _content(item.content, f"{where}.content")

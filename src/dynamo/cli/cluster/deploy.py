@@ -6,16 +6,18 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Raw, Struct, structs
 
-from dynamo.cli.cluster.render import ClusterWords, graph_parser, plain_objects, read_words
+from dynamo.cli.cluster.render import plain_objects
+from dynamo.cli.cluster.words import ClusterWords, graph_parser, read_words
 from dynamo.kubernetes.access import find_access
 from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.errors import Conflict, KubernetesError, ObjectNotFound, UnknownResource
 from dynamo.kubernetes.files import ClusterAccessError
-from dynamo.kubernetes.graph import GraphError, GraphFile, read_graph_file
+from dynamo.kubernetes.graph import GraphError, GraphFile
 from dynamo.kubernetes.operator.kinds import APPLIED, GRAPHS, SECRETS, labels_of, name_of
 from dynamo.kubernetes.operator.progress import progress_of
 from dynamo.kubernetes.operator.status import ready_condition
@@ -24,7 +26,6 @@ from dynamo.kubernetes.render.target import COMPONENT_LABEL, GRAPH_LABEL
 from dynamo.kubernetes.resources import DEPLOYMENTS, PODS, STATEFUL_SETS
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.process import fail
-from dynamo.settings.arguments import CommandParser
 
 ABOUT = """\
 Apply a DynamoGraphDeployment, and whatever else the file holds, to the cluster of KUBECONFIG, and follow it until it
@@ -41,6 +42,8 @@ _UNSEEN = 15.0
 
 Object = dict[str, Any]
 
+parser = partial(graph_parser, "dynamo deploy", ABOUT, FLAGS)
+
 
 class _Objects(Struct, frozen=True):
     """What the cluster holds of one graph."""
@@ -50,28 +53,20 @@ class _Objects(Struct, frozen=True):
     pods: list[Object]
 
 
-def parser() -> CommandParser:
-    return graph_parser("dynamo deploy", ABOUT, FLAGS)
-
-
 def main(words: Sequence[str], environ: Mapping[str, str]) -> None:
-    if not words:
-        parser().print_help()
-        return
     asked = read_words(parser(), words)
+    if asked is None:
+        return
     try:
-        found = read_graph_file(asked.file)
-    except StartError as error:
-        raise fail(str(error), code=2, error=error) from None
-    try:
-        asyncio.run(_deploy(asked, found, environ))
+        asyncio.run(_deploy(asked, environ))
     except (StartError, ClusterAccessError, KubernetesError) as error:
         raise fail(str(error), error=error) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-async def _deploy(asked: ClusterWords, found: GraphFile, environ: Mapping[str, str]) -> None:
+async def _deploy(asked: ClusterWords, environ: Mapping[str, str]) -> None:
+    found = asked.found
     for note in found.graph.notes:
         print(f"note: {note}", flush=True)
     async with KubernetesApi(find_access(environ)) as api:
@@ -81,7 +76,7 @@ async def _deploy(asked: ClusterWords, found: GraphFile, environ: Mapping[str, s
         if plain:
             await _apply_plain(api, found, namespace)
         else:
-            await _apply_graph(api, asked, found)
+            await _apply_graph(api, asked)
         if "--no-wait" not in asked.flags:
             await _follow(api, found, plain)
 
@@ -111,7 +106,7 @@ async def _apply_plain(api: KubernetesApi, found: GraphFile, namespace: str) -> 
     print(f"applied {len(objects)} objects to the namespace {namespace}", flush=True)
 
 
-async def _apply_graph(api: KubernetesApi, asked: ClusterWords, found: GraphFile) -> None:
+async def _apply_graph(api: KubernetesApi, asked: ClusterWords) -> None:
     import yaml
 
     documents = yaml.safe_load_all(asked.file.expanduser().read_bytes())
@@ -120,7 +115,7 @@ async def _apply_graph(api: KubernetesApi, asked: ClusterWords, found: GraphFile
             metadata = {**each["metadata"], "namespace": api.namespace}
             kind = GRAPHS if each.get("kind") == GRAPHS.kind else None
             await _apply(api, {**each, "metadata": metadata}, versioned=kind is not None)
-    print(f"applied the graph {found.graph.name} to the namespace {api.namespace}", flush=True)
+    print(f"applied the graph {asked.found.graph.name} to the namespace {api.namespace}", flush=True)
 
 
 async def _apply(api: KubernetesApi, each: Object, *, versioned: bool = False) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from msgspec import Struct
-
-from dynamo.kubernetes.graph import GraphFile, read_graph_file
+from dynamo.cli.cluster.words import graph_parser, read_words
+from dynamo.kubernetes.graph import GraphFile
 from dynamo.kubernetes.render import RenderTarget, render
 from dynamo.kubernetes.render.objects import plane_secret
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.process import fail
-from dynamo.settings.arguments import CommandParser
 
 ABOUT = """\
 Print the plain objects of a DynamoGraphDeployment: Deployments or StatefulSets, Services, service accounts with their
@@ -29,47 +27,20 @@ FLAGS = {"--no-secret": "leave out the Secret"}
 
 Object = dict[str, Any]
 
-
-class ClusterWords(Struct, frozen=True):
-    """The words of a command about a graph."""
-
-    file: Path
-    namespace: str | None = None
-    flags: frozenset[str] = frozenset()
-
-
-def graph_parser(command: str, about: str, flags: Mapping[str, str]) -> CommandParser:
-    """For FILE, -n NAMESPACE and flags without a value."""
-    parser = CommandParser(command, about)
-    parser.add_argument("file", metavar="FILE.yaml", help="the graph")
-    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", help="where its objects go")
-    for flag, purpose in flags.items():
-        parser.add_argument(flag, dest="flags", action="append_const", const=flag, help=purpose)
-    return parser
-
-
-def read_words(parser: CommandParser, words: Sequence[str]) -> ClusterWords:
-    asked = parser.parse_args(words)
-    return ClusterWords(Path(asked.file), asked.namespace, frozenset(asked.flags or ()))
-
-
-def parser() -> CommandParser:
-    return graph_parser("dynamo render", ABOUT, FLAGS)
+parser = partial(graph_parser, "dynamo render", ABOUT, FLAGS)
 
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> None:
     import yaml
 
-    if not words:
-        parser().print_help()
-        return
     asked = read_words(parser(), words)
+    if asked is None:
+        return
     try:
-        found = read_graph_file(asked.file)
-        objects = plain_objects(found, asked.namespace, None if asked.flags else secrets.token_hex(32))
+        objects = plain_objects(asked.found, asked.namespace, None if asked.flags else secrets.token_hex(32))
     except StartError as error:
         raise fail(str(error), code=2, error=error) from None
-    for note in found.graph.notes:
+    for note in asked.found.graph.notes:
         print(f"note: {note}", file=sys.stderr)
     print("---\n".join(yaml.dump(each, Dumper=_dumper(), sort_keys=False, width=120) for each in objects), end="")
 

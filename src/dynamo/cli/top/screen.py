@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dynamo.frontend.fleet import Document
+from dynamo.protocols.worker_name import worker_name
 
 LONGEST = 28
 """Characters of a name."""
@@ -31,10 +32,10 @@ def printable(text: Any, longest: int = LONGEST) -> str:
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
-def worker_name(key: str) -> str:
-    """The last digits of the id, as the page shows it."""
+def named(key: str) -> str:
+    """A worker by its name, given its id or `id/rank`."""
     id, _, rank = key.partition("/")
-    short = f"…{printable(id[-6:])}" if len(id) > 8 else printable(id)
+    short = worker_name(int(id)) if id.isascii() and id.isdecimal() and len(id) < 21 else printable(id)
     return short + (f"/{printable(rank)}" if rank and rank != "0" else "")
 
 
@@ -59,7 +60,7 @@ def tier_rows(fleet: Document) -> Iterator[list[str]]:
         for tier, row in worker.get("tiers", {}).items():
             looked = row.get("hits", 0) + row.get("misses", 0)
             yield [
-                worker_name(f"{worker['worker_id']}/{worker['rank']}"),
+                named(f"{worker['worker_id']}/{worker['rank']}"),
                 printable(tier),
                 {True: "on", False: "off"}.get(row.get("used"), "-"),
                 number(row["blocks"]),
@@ -76,7 +77,7 @@ def session_rows(fleet: Document) -> Iterator[list[str]]:
         yield [
             printable(row["id"]),
             printable(row["model"]),
-            worker_name(row["worker_id"]) if "worker_id" in row else "-",
+            named(row["worker_id"]) if "worker_id" in row else "-",
             number(row["turns"]),
             "-" if pause is None else milliseconds(pause * 1000),
             number(row["prompt_tokens"]),
@@ -89,8 +90,8 @@ def handoff_rows(fleet: Document) -> Iterator[list[str]]:
         prefill = row.get("prefill")
         yield [
             printable(row["request_id"]),
-            worker_name(prefill) if prefill else "-",
-            worker_name(row["decode"]),
+            named(prefill) if prefill else "-",
+            named(row["decode"]),
             f"{'split' if prefill else 'not split'}: {printable(row['reason'])}",
             printable(row["stage"]),
             number(row["uncached_tokens"]),
@@ -180,7 +181,7 @@ def _worker(row: Document) -> list[str]:
     total = row.get("total_blocks")
     blocks = number(row.get("active_blocks"))
     return [
-        worker_name(f"{row['worker_id']}/{row['rank']}"),
+        named(f"{row['worker_id']}/{row['rank']}"),
         printable(row["model"]),
         printable(row["role"]),
         printable(row["health"]),
@@ -199,7 +200,7 @@ def _request(id: str, row: Document, now: float) -> list[str]:
         printable(id),
         printable(row["model"]),
         printable(row["stage"]),
-        ",".join(worker_name(worker) for worker in row["workers"]) or "-",
+        ",".join(named(worker) for worker in row["workers"]) or "-",
         number(row["input_tokens"]),
         number(row["output_tokens"]),
         f"{max(0, now - row['started']):.0f}s",
@@ -215,7 +216,7 @@ def _decision(row: Document) -> list[str]:
     else:
         cached = f"{chosen['cached_blocks']:g}/{row['prompt_blocks']} blocks cached"
         why = f"of {row['considered']}: {cached}, cost {chosen['cost']:g}"
-    return [printable(row["request_id"]), printable(row["model"]), worker_name(row["worker"]), why]
+    return [printable(row["request_id"]), printable(row["model"]), named(row["worker"]), why]
 
 
 def _by_model(item: tuple[str, Document]) -> tuple[str, str]:

@@ -92,23 +92,20 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
             raise EngineError(f"llamacpp arguments: {error}") from None
         if args.kv_offload_disk_gb and not args.kv_offload_dir:
             raise EngineError("llamacpp: --kv-offload-disk-gb needs a folder: --kv-offload-dir FOLDER")
-        if args.exact and (args.scratch or args.disaggregation_mode != "agg"):
+        tiers = args.kv_offload_gb or args.kv_offload_disk_gb
+        if args.exact and (tiers or args.disaggregation_mode != "agg"):
             raise EngineError("llamacpp: --exact computes each prompt anew: it goes with no tiers and no other worker")
         if args.sequences > 256:
-            raise EngineError(f"llamacpp: max_num_seqs and cached_seqs must be at most {256 - args.scratch} together")
+            raise EngineError("llamacpp: max_num_seqs and cached_seqs must be at most 256 together")
         if args.sequences > args.n_batch:
             # llama.cpp ends the process otherwise.
             raise EngineError("llamacpp: n_batch must be at least max_num_seqs and cached_seqs together")
         return args
 
     @property
-    def scratch(self) -> int:
-        """Sequences beside those of requests and cache."""
-        return 1 if self.kv_offload_gb or self.kv_offload_disk_gb else 0
-
-    @property
     def sequences(self) -> int:
-        return self.max_num_seqs + self.cached_seqs + self.scratch
+        """Those of requests, of prompts held for other workers, and one to copy with."""
+        return self.max_num_seqs + self.cached_seqs
 
     @property
     def worker_type(self) -> WorkerType:

@@ -72,6 +72,8 @@ class LlamaDecoder:
         )
         """Whether the end of a sequence can be removed and its beginning shared; not so in a recurrent model."""
         self._allocate(self.n_batch)
+        self._scratch = sequences - 1
+        """A sequence that only `copy` and `put` use."""
         if self.rewinds:
             self._watch_for_abort()
 
@@ -103,7 +105,7 @@ class LlamaDecoder:
         self._abort_flag[0] = b"\1" if wanted else b"\0"
 
     def share(self, source: int, target: int, count: int, start: int = 0) -> None:
-        """Give `target` the positions of `source` from `start` up to `count`, without copying them."""
+        """Let `target` hold the positions of `source` from `start` up to `count`, without copying them."""
         self._library.llama_memory_seq_cp(self._memory, source, target, start, count)
 
     def truncate(self, sequence: int, count: int) -> None:
@@ -126,6 +128,30 @@ class LlamaDecoder:
     def restore(self, sequence: int, state: bytes) -> bool:
         """Fill an empty sequence with a state; False if it is not one of this model, or finds no room."""
         return bool(self._library.llama_state_seq_set_data(self._context, state, len(state), sequence) == len(state))
+
+    def copy(self, sequence: int, start: int, end: int) -> bytes:
+        """The state of the positions of a sequence from `start` up to `end`."""
+        self.share(sequence, self._scratch, end, start)
+        try:
+            return self.state(self._scratch)
+        finally:
+            self.truncate(self._scratch, 0)
+
+    def put(self, state: bytes, target: int, start: int, end: int) -> bool:
+        """Give `target` the positions of a state from `start` up to `end`; False if there is no room."""
+        restored = self.restore(self._scratch, state) and self.length(self._scratch) >= end
+        if restored:
+            self.share(self._scratch, target, end, start)
+        self.truncate(self._scratch, 0)
+        return restored
+
+    def restores(self) -> bool:
+        """Whether states can be copied and put back, tried with one token; the memory must be empty."""
+        self.token[0] = self.position[0] = self.sequence[0] = 0
+        self.wanted[0] = 1
+        works = self.decode(1) == DECODED and self.put(self.copy(0, 0, 1), 1, 0, 1) and self.length(1) == 1
+        self.clear()
+        return works
 
     def close(self) -> None:
         if self._context:

@@ -96,9 +96,10 @@ class LlamaCppEngine:
         self.blocks = BlockMap(
             decoder,
             decoder.cells,
-            self._args.max_num_seqs + self._args.cached_seqs,
+            self._args.sequences - 1,
             self._block_size,
-            caching=decoder.rewinds and not self._args.exact,
+            prefixes=self._args.cached_seqs,
+            caching=await asyncio.to_thread(self._keeps_prefixes, decoder),
         )
         self.tiers = await asyncio.to_thread(open_tiers, self._args, self._file, decoder, self.blocks)
         self.names = BlockNames(self._block_size, self.tiers.store.secret if self.tiers is not None else None)
@@ -131,6 +132,14 @@ class LlamaCppEngine:
             guided_decoding=find_spec("llguidance") is not None,
             resumes_guided=True,
         )
+
+    def _keeps_prefixes(self, decoder: LlamaDecoder) -> bool:
+        if self._args.exact or not decoder.rewinds:
+            return False
+        if decoder.restores():
+            return True
+        log.warning("no prefixes are kept: llama.cpp cannot restore the state of this model")
+        return False
 
     def _form_of_state(self, model: str) -> str:
         """Equal for two engines exactly when one can continue from the other's state."""

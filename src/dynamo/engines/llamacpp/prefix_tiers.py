@@ -1,7 +1,6 @@
 """Prefixes of llama.cpp in the tiers: copied out when a request ends, put back when a prompt begins with them.
 
-llama.cpp gives the state of a sequence. A sequence of our own, `scratch`, holds the positions of one segment while they
-are copied, so segments of all prompts share what they have in common. Called in the engine's thread.
+They are copied segment by segment, so all prompts share what they have in common. Called in the engine's thread.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ _UNSAVED = 4096
 
 
 class PrefixTiers:
-    def __init__(self, decoder: LlamaDecoder, blocks: BlockMap, store: TierStore, scratch: int) -> None:
+    def __init__(self, decoder: LlamaDecoder, blocks: BlockMap, store: TierStore) -> None:
         self.store = store
         self._decoder = decoder
         self._blocks = blocks
-        self._scratch = scratch
         self._segment = store.segment_tokens // blocks.block_size
         """Blocks of a segment."""
         self.unsaved: OrderedDict[int, tuple[list[int], int]] = OrderedDict()
@@ -85,7 +83,7 @@ class PrefixTiers:
                 return True
             segment, tier, seconds = found
             start, begun = len(held.blocks), time.perf_counter()
-            if not self._put(segment, held.number, start * size, end * size):
+            if not self._decoder.put(segment.data, held.number, start * size, end * size):
                 self.store.failed(tier)
                 break
             tokens = (end - start) * size
@@ -110,12 +108,13 @@ class PrefixTiers:
         """Copy one segment that the cache still holds, so that no step is late by more than that."""
         while self.unsaved:
             key, (hashes, end) = self.unsaved.popitem(last=False)
-            found = self._blocks.find(hashes[:end])
-            if found is None or found[1] < end or not self.store.wanted(key):
+            if not self.store.wanted(key):
                 continue
             begun = time.perf_counter()
             start = end - self._segment
-            data = self._copy(found[0], start, end)
+            data = self._blocks.state(hashes, start, end)
+            if not data:
+                continue
             segment = KvSegment(tuple(hashes[start:end]), hashes[start - 1] if start else None, data)
             self.store.store(segment, time.perf_counter() - begun)
             return
@@ -133,22 +132,22 @@ class PrefixTiers:
         decoder, count = self._decoder, min(_CALIBRATION_TOKENS, self._decoder.n_batch)
         decoder.token[:count] = np.arange(count) % decoder.vocab_size
         decoder.position[:count] = np.arange(count)
-        decoder.sequence[:count] = self._scratch
+        decoder.sequence[:count] = 0
         decoder.wanted[:count] = 0
         decoder.wanted[count - 1] = 1
         seconds = 0.0
         for _ in range(2):  # the first one also allocates
-            decoder.truncate(self._scratch, 0)
+            decoder.truncate(0, 0)
             begun = time.perf_counter()
             if decoder.decode(count) != DECODED:
                 raise EngineError("llama.cpp cannot compute a prompt of the smallest size")
             decoder.logits(1)
             seconds = time.perf_counter() - begun
         self.store.prefill.add(count, seconds)
-        state = decoder.state(self._scratch)
-        decoder.truncate(self._scratch, 0)
+        state = decoder.copy(0, 0, count)
+        decoder.truncate(0, 0)
         begun = time.perf_counter()
-        works = decoder.restore(self._scratch, state) and decoder.length(self._scratch) == count
+        works = decoder.put(state, 0, 0, count)
         seconds = time.perf_counter() - begun
         decoder.clear()
         if not works:
@@ -180,18 +179,3 @@ class PrefixTiers:
 
     def _next_end(self, blocks: int) -> int:
         return (blocks // self._segment + 1) * self._segment
-
-    def _put(self, segment: KvSegment, target: int, start: int, end: int) -> bool:
-        restored = self._decoder.restore(self._scratch, segment.data) and self._decoder.length(self._scratch) == end
-        if restored:
-            self._decoder.share(self._scratch, target, end, start)
-        self._decoder.truncate(self._scratch, 0)
-        return restored
-
-    def _copy(self, source: int, start: int, end: int) -> bytes:
-        size = self._blocks.block_size
-        self._decoder.share(source, self._scratch, end * size, start * size)
-        try:
-            return self._decoder.state(self._scratch)
-        finally:
-            self._decoder.truncate(self._scratch, 0)

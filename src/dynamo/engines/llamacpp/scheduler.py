@@ -65,7 +65,7 @@ class LlamaScheduler:
         self._max_num_seqs = 1 if exact else max_num_seqs
         self._exact = exact
         self._n_batch = n_batch
-        self._caching = decoder.rewinds and not exact
+        self._caching = blocks.caching
         self.tiers = tiers
         self.on_step: StepListener | None = None
         self._decoded = False

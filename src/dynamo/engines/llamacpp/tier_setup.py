@@ -28,7 +28,7 @@ def open_tiers(args: LlamaCppArgs, file: Path, decoder: LlamaDecoder, blocks: Bl
         log.warning("--kv-offload-dir %s is not used: --kv-offload-disk-gb is 0", args.kv_offload_dir)
     if not args.kv_offload_gb and not args.kv_offload_disk_gb:
         return None
-    if not decoder.rewinds:
+    if not blocks.caching:
         log.warning("--kv-offload-gb is not used: a recurrent model has no prefixes to keep")
         return None
     segment = max(1, _SEGMENT_TOKENS // blocks.block_size)
@@ -44,7 +44,7 @@ def open_tiers(args: LlamaCppArgs, file: Path, decoder: LlamaDecoder, blocks: Bl
     if memory is None and folder is None:
         return None
     store = TierStore(segment * blocks.block_size, Pace(), memory=memory, folder=folder)
-    tiers = PrefixTiers(decoder, blocks, store, scratch=args.max_num_seqs + args.cached_seqs)
+    tiers = PrefixTiers(decoder, blocks, store)
     try:
         tiers.calibrate()
     except EngineError as error:

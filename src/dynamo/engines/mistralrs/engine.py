@@ -60,12 +60,10 @@ class MistralRsEngine:
         begun = time.perf_counter()
         version = importlib.metadata.version("mistralrs")
         log.info("loading %s with mistralrs %s", self._model.path, version)
-        self._folder = tempfile.TemporaryDirectory(prefix="dynamo-mistralrs-", ignore_cleanup_errors=True)
         try:
             self.context_length = await asyncio.to_thread(self._load)
         except BaseException:
             self._runner = None
-            self._folder.cleanup()
             raise
         self._mailbox = LoopMailbox(asyncio.get_running_loop())
         self._pool = ThreadPoolExecutor(self._max_seqs, thread_name_prefix="mistralrs")
@@ -86,7 +84,8 @@ class MistralRsEngine:
         ends = described.eos_token_ids
         self._vocabulary = Vocabulary(described.tokenizer, ends[0] if ends else None, rename=not self._model.is_gguf)
         self._tokenizer, self._ends = described.tokenizer, ends
-        self._runner = load(self._model, self._args, self._max_seqs, self._vocabulary, Path(self._folder.name))
+        with tempfile.TemporaryDirectory(prefix="dynamo-mistralrs-", ignore_cleanup_errors=True) as folder:
+            self._runner = load(self._model, self._args, self._max_seqs, self._vocabulary, Path(folder))
         possible = self._runner.max_sequence_length() or described.context_length
         asked = self._spec.context_length
         if asked is None:
@@ -159,7 +158,6 @@ class MistralRsEngine:
         self._runner = None
         if self._guides is not None:
             await asyncio.to_thread(self._guides.close)
-        await asyncio.to_thread(self._folder.cleanup)
 
 
 class LoopMailbox:

@@ -110,7 +110,7 @@ def import_library(weights: int) -> Any:
 
 
 def load(local: LocalModel, args: MistralRsArgs, max_seqs: int, vocabulary: Vocabulary, folder: Path) -> Any:
-    """The loaded `Runner`. Its files are written to `folder`, which must stay while it lives."""
+    """The loaded `Runner`. Its files are written to `folder`, and not read again later."""
     library = import_library(weights_size(local.path))
     (folder / "prompt.jinja").write_text(_TEMPLATE)
     try:

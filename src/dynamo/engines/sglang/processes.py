@@ -13,7 +13,8 @@ from typing import Any
 
 from sglang.srt.entrypoints.engine import Engine
 
-from dynamo.engines.sglang.steps import are_readable
+from dynamo.engines.sglang.scheduler import run_slim_scheduler
+from dynamo.engines.sglang.steps import are_readable, watched
 
 
 class DeathWatch:
@@ -83,10 +84,19 @@ class UndetokenizedEngine(Engine):  # type: ignore[misc]
         return [], []
 
 
+class SlimEngine(UndetokenizedEngine):
+    """The same, and its outputs hold nothing that `Steps` does not read."""
+
+    run_scheduler_process_func = staticmethod(run_slim_scheduler)
+
+
 def load(args: Any) -> Any:
     """Start SGLang's processes and wait until they have loaded the model; blocks for minutes."""
     with keeping_logs():
-        llm = (UndetokenizedEngine if are_readable() else Engine)(server_args=args)
+        if not are_readable():
+            llm = Engine(server_args=args)
+        else:
+            llm = (UndetokenizedEngine if watched(vars(args)) else SlimEngine)(server_args=args)
     # What was imported stays: without this a full collection stops all streams for a tenth of a second or more.
     gc.collect()
     gc.freeze()

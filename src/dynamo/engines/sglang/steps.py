@@ -7,6 +7,7 @@ and a task for every token of every request, `Steps` does in one loop over the s
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.entrypoints.engine import Engine
@@ -28,7 +29,6 @@ READ = frozenset(
 )  # fmt: skip
 """Fields of a step."""
 _WATCHED = ("enable_metrics", "enable_trace", "log_requests", "crash_dump_folder")
-"""Arguments for which the tokenizer manager has to see every output itself."""
 
 
 def are_readable() -> bool:
@@ -41,6 +41,11 @@ def are_readable() -> bool:
     )
 
 
+def watched(arguments: Mapping[str, Any]) -> list[str]:
+    """The flags given for which the tokenizer manager has to see every output itself."""
+    return [f"--{name.replace('_', '-')}" for name in _WATCHED if arguments.get(name)]
+
+
 class Steps:
     def __init__(self, manager: Any, arguments: dict[str, Any]) -> None:
         """To be called before the tokenizer manager reads anything."""
@@ -50,11 +55,11 @@ class Steps:
         """Tokens that are guessed at a time."""
         self.draft_tokens = self.accepted_tokens = 0
         """They count the requests that have ended."""
-        watched = [f"--{name.replace('_', '-')}" for name in _WATCHED if arguments.get(name)]
+        seen = watched(arguments)
         if not are_readable():
             log.warning("the steps of this version of SGLang cannot be read: every token costs more CPU time")
-        elif watched:
-            log.info("with %s every token costs more CPU time", ", ".join(watched))
+        elif seen:
+            log.info("with %s every token costs more CPU time", ", ".join(seen))
         else:
             self._handle = manager._handle_batch_output
             manager._handle_batch_output = self._push

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from dynamo.engines.base import Engine
 from dynamo.engines.registry import EngineSpec, check_names
+from dynamo.engines.visible_gpus import show_gpus
 from dynamo.protocols.card import WorkerType
 
 KNOWN = ("1.2",)
@@ -35,9 +36,7 @@ if _found is None or _found.origin is None:  # a folder of that name is not Tens
 
 def trtllm_from_spec(spec: EngineSpec) -> Engine:
     """Imports TensorRT-LLM and reads its arguments; raises EngineError for those it does not have."""
-    if spec.base_gpu_id:
-        gpus = range(spec.base_gpu_id, spec.base_gpu_id + spec.tensor_parallel_size)
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus)))
+    show_gpus(spec, os.environ)
     check_names("tensorrt_llm", NAMES, KNOWN)
     from dynamo.engines.trtllm.arguments import llm_arguments
     from dynamo.engines.trtllm.engine import TrtllmEngine

@@ -207,7 +207,7 @@ class VllmEngine:
         """Push what one engine step produced for all requests."""
         requests, meter = self._requests, self._meter
         step = StepStats(outputs.timestamp) if meter is not None and outputs.outputs else None
-        for output in outputs.outputs:
+        for output in reversed(outputs.outputs):  # new requests come last, and their clients wait
             running = requests.get(output.request_id)
             if running is None:
                 continue  # it was aborted

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from dynamo.engines.base import Engine, EngineError
 from dynamo.engines.registry import EngineSpec
+from dynamo.engines.visible_gpus import show_gpus
 from dynamo.engines.vllm.nodes.orphans import mark
 
 # vLLM is imported only when its environment is set, but if it is missing, that must be known before a model is fetched.
@@ -87,9 +88,7 @@ def vllm_from_spec(spec: EngineSpec) -> Engine:
     build = installed()
     prepare(os.environ, build, [*spec.arguments, *spec.extra_engine_args])
     mark(os.environ)
-    if spec.base_gpu_id:
-        gpus = range(spec.base_gpu_id, spec.base_gpu_id + spec.tensor_parallel_size)
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus)))
+    show_gpus(spec, os.environ)
     try:
         from dynamo.engines.vllm.arguments import engine_arguments
         from dynamo.engines.vllm.connector import announce

@@ -10,6 +10,7 @@ from dynamo.handoff.router.recent import HandoffView
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import Tenant
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.choice.service import OUTPUT, PROMPT
 from dynamo.router.placement import RankStatus, TierStatus
 from dynamo.runtime.membership import Member
@@ -53,7 +54,7 @@ class WorkerRows:
             assert member.card
             known = before.get(id(member))
             if known is None or known[0] is not member:
-                known = (member, f"{member.endpoint.path}/{member.instance_id}/", _about(member, member.card))
+                known = (member, f"{member.endpoint.path}/{member.instance_id}/", about_worker(member, member.card))
             self._about[id(member)] = known
             _, key, about = known
             health = self._models.health(member)
@@ -85,16 +86,23 @@ class WorkerRows:
         return row
 
 
-def _about(member: Member, card: ModelCard) -> Document:
+def about_worker(member: Member, card: ModelCard) -> Document:
     runtime, instance = card.runtime_config, member.instance
     about = {
         "worker_id": str(member.instance_id),
+        "name": worker_name(member.instance_id),
         "model": card.name[:LONGEST_NAME],
         "endpoint": member.endpoint.path,
         "role": card.worker_type.value,
         "address": (instance.address or None) if instance else None,
         "device": instance.device_type if instance else None,
         "version": instance.version[:LONGEST_NAME] if instance and instance.version else None,
+        "host": instance.host[:LONGEST_NAME] if instance and instance.host else None,
+        "pid": instance.pid if instance else None,
+        "started": instance.started if instance else None,
+        "gpus": instance.gpus[:LONGEST_NAME] if instance and instance.gpus else None,
+        "engine": instance.engine[:LONGEST_NAME] if instance and instance.engine else None,
+        "base_model": card.lora.base_model if card.lora else None,
         "total_blocks": runtime.total_kv_blocks,
         "max_requests": runtime.max_num_seqs,
     }

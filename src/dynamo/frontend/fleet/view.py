@@ -16,6 +16,7 @@ from dynamo import __version__
 from dynamo.frontend.fleet import Document
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
+from dynamo.frontend.fleet.recorder import FleetRecorder
 from dynamo.frontend.fleet.rows import LONGEST_NAME, WorkerRows, fairness_row, handoff_rows, split_counts
 from dynamo.frontend.fleet.session_rows import session_rows
 from dynamo.frontend.measure.request_record import RequestRecord
@@ -40,7 +41,15 @@ MOST_CANDIDATES = 8
 class FleetView:
     """Reads the state when asked, and does nothing in between. It remembers the decisions it has shown."""
 
-    def __init__(self, models: Models, requests: RunningRequests, planners: PlannerFeed, prefixes: PrefixTable) -> None:
+    def __init__(
+        self,
+        models: Models,
+        requests: RunningRequests,
+        planners: PlannerFeed,
+        prefixes: PrefixTable,
+        recorder: FleetRecorder,
+    ) -> None:
+        self._recorder = recorder
         self._models = models
         self._requests = requests
         self._planners = planners
@@ -76,6 +85,9 @@ class FleetView:
             "running": len(self._requests),
             "models": self._model_rows(served),
             "workers": self._workers.rows(self._models.versions()),
+            "gone": self._recorder.log.gone_rows(),
+            "events": self._recorder.log.event_rows(),
+            "history": self._recorder.history.rows(),
             "requests": {record.request_id: self._request(record) for record in self._requests.oldest(MOST_REQUESTS)},
             "decisions": {str(number): row for number, row in self._decisions},
             "sessions": session_rows(self._requests.sessions),

@@ -18,6 +18,7 @@ from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
 from dynamo.protocols.engine import Session, Tenant
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.delivery.delivery import Delivery
 
 log = logging.getLogger(__name__)
@@ -158,11 +159,17 @@ class RequestRecord:
 
     @property
     def input_tokens(self) -> int:
-        return sum([meter.prompt_tokens for meter in self._meters])
+        tokens = 0
+        for meter in self._meters:
+            tokens += meter.prompt_tokens
+        return tokens
 
     @property
     def cached_tokens(self) -> int:
-        return sum([meter.cached_tokens for meter in self._meters])
+        tokens = 0
+        for meter in self._meters:
+            tokens += meter.cached_tokens
+        return tokens
 
     @property
     def deliveries(self) -> Sequence[Delivery]:
@@ -182,7 +189,7 @@ class RequestRecord:
         """For each request to a decode worker: which worker computed the prompt, and why."""
         decisions = [one.placement.decision for one in self._deliveries if one.placement]
         return [
-            f"{each.prefill_worker_id or each.worker_id:x}:{each.handoff.reason}"
+            f"{worker_name(each.prefill_worker_id or each.worker_id)}:{each.handoff.reason}"
             for each in decisions
             if each and each.handoff
         ]
@@ -302,7 +309,7 @@ class RequestRecord:
         about = ""
         if self._model:
             first = f"{(self._first_token - self.started) * 1e3:.1f}ms" if self._first_token else "-"
-            workers = ",".join(f"{worker:x}" for worker in self.workers) or "-"
+            workers = ",".join(worker_name(worker) for worker in self.workers) or "-"
             tokens = f"in={self.input_tokens or '-'} out={self.output_tokens or '-'}"
             about = f" model={self.model} worker={workers} {tokens} ttft={first}"
             if prefills := self.prefills:

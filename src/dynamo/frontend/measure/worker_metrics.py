@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from dynamo.protocols.card import ModelCard, WorkerType
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.families import worker_type
 from dynamo.runtime.metrics import Metric, MetricFamily, families
 from dynamo.serving.served_model import ServedModel
 
-_LABELS = ("worker_id", "dp_rank", "worker_type")
+_LABELS = ("worker_id", "dp_rank", "worker_type", "worker_name")
 
 
 class LastRequest(Struct, frozen=True):
@@ -76,7 +77,8 @@ def _counts(versions: list[ServedModel]) -> dict[tuple[str, ...], float]:
 
 
 def _labels(card: ModelCard, worker_id: int, dp_rank: int | None) -> dict[str, str]:
-    return dict(zip(_LABELS, (str(worker_id), str(dp_rank or 0), worker_type(card.worker_type)), strict=True))
+    values = (str(worker_id), str(dp_rank or 0), worker_type(card.worker_type), worker_name(worker_id))
+    return dict(zip(_LABELS, values, strict=True))
 
 
 _WORKERS: Metric[list[ServedModel]] = Metric("gauge", "model_workers", "Workers that take requests", _counts,

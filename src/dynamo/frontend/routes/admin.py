@@ -30,8 +30,8 @@ from dynamo.serving.served_model import ServedModel
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Batches = Annotated[float, msgspec.Meta(ge=0)]
-CLEAR_SECONDS = 30.0
-"""Emptying a cache takes no time: a worker that has not answered by then will not."""
+ANSWER_SECONDS = 30.0
+"""What is asked takes no time: a worker that has not answered by then will not."""
 DECISIONS_SHOWN = 20
 """Unless the client says how many."""
 FLEET_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -108,19 +108,25 @@ async def _clear(frontend: Frontend, model: str, instance: Instance) -> WorkerRe
         endpoint=f"{instance.namespace}/{instance.component}/{CLEAR_ENDPOINT}",
         status="cleared",
     )
+    try:
+        result.response = await ask_worker(frontend, instance, {})
+    except (DynamoException, TimeoutError) as error:
+        result.status, result.error = "failed", from_exception(error).message
+    return result
+
+
+async def ask_worker(frontend: Frontend, instance: Instance, request: Any) -> Any:
+    """The answer of an endpoint beside a worker's; raises DynamoException or TimeoutError."""
     context, answer = Context(), FirstAnswer()
     try:
-        async with asyncio.timeout(CLEAR_SECONDS):
+        async with asyncio.timeout(ANSWER_SECONDS):
             channel = frontend.models.channel(instance)
             if not channel.ready:
                 await channel.open()
-            channel.send({}, context, answer)
-            result.response = await answer.value
-    except (DynamoException, TimeoutError) as error:
-        result.status, result.error = "failed", from_exception(error).message
+            channel.send(request, context, answer)
+            return await answer.value
     finally:
         context.kill()
-    return result
 
 
 async def get_thresholds(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:

@@ -26,7 +26,8 @@ async def health(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse
     listed: list[Any] = [msgspec.to_builtins(one) for one in instances]
     if not frontend.callers.sees_addresses(call.request):
         for one in listed:
-            del one["address"]
+            for name in ("address", "host", "pid", "gpus"):
+                del one[name]
     return json_response({"status": "healthy", "endpoints": sorted(endpoints), "instances": listed})
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from dynamo.api.answers.errors import error_response
 from dynamo.api.catalog import APIS
 from dynamo.api.route import Access, AnyRoute, Api, HttpCall, HttpRoute
-from dynamo.frontend.routes import admin, pages, probes
+from dynamo.frontend.routes import admin, pages, probes, workers
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import HttpError
 from dynamo.runtime.inspection import InspectionRequest
@@ -39,6 +39,11 @@ OWN_ROUTES: tuple[AnyRoute, ...] = (
         "GET", "/fleet/events", admin.fleet_events, access=Access.ADMIN,
         summary="The fleet as it changes: a snapshot, then merge patches, as server-sent events",
         statuses=(401, 403, 503), streams=True,
+    ),
+    HttpRoute(
+        "POST", "/fleet/workers/{worker}/{action}", workers.order_worker, access=Access.ADMIN,
+        summary="Take a worker out of rotation (drain), take it back (resume) or end it (remove), by its name or id",
+        answer=workers.WorkerOrder, statuses=(401, 403, 404, 409, 504),
     ),
     HttpRoute(
         "GET", "/busy_threshold", admin.get_thresholds,

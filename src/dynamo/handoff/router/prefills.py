@@ -8,6 +8,7 @@ import logging
 from dynamo.handoff.pairing import Peer, mismatch
 from dynamo.handoff.router.pool import PrefillPool
 from dynamo.protocols.card import ModelCard, WorkerType
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.config import RoutingConfig
 from dynamo.router.factory import make_router
 from dynamo.runtime import DistributedRuntime
@@ -59,7 +60,7 @@ class Prefills:
         if not card.prefills:
             return
         if pool.card_of(peer.instance_id) is None:
-            log.info("prefill worker %x of '%s' joined", peer.instance_id, peer.card.name)
+            log.info("prefill worker %s of '%s' joined", worker_name(peer.instance_id), peer.card.name)
         pool.put_prefill(peer, member.instance)
         self._log_mismatches(pool.decodes(), [peer])
         if pool.router is None:
@@ -75,9 +76,9 @@ class Prefills:
             if reasons:
                 self._misfits.add(peer.instance_id)
                 log.warning(
-                    "prefill worker %x of '%s' cannot hand over to the decode workers: it has %s; "
+                    "prefill worker %s of '%s' cannot hand over to the decode workers: it has %s; "
                     "they compute their prompts themselves",
-                    peer.instance_id, peer.card.name, ", ".join(sorted(reasons)),
+                    worker_name(peer.instance_id), peer.card.name, ", ".join(sorted(reasons)),
                 )  # fmt: skip
 
     def _remove(self, member: Member, card: ModelCard) -> None:

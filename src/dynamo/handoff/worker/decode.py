@@ -108,9 +108,10 @@ async def fetch_state(runtime: DistributedRuntime, offer: HandoffOffer) -> bytes
             if not sink.whole.done() and len(sink.data) == received:
                 raise TimeoutError(f"nothing more came for {SILENT_SECONDS:g} s after {received} bytes")
         sink.whole.result()
-        return bytes(sink.data)
-    finally:
+    except BaseException:
         context.kill()
+        raise
+    return bytes(sink.data)
 
 
 async def _connect(runtime: DistributedRuntime, sender: Instance) -> Channel:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from dynamo.process.backoff import Backoff
+
 Key = tuple[str, str]
 _GATHER, _FIRST, _LAST = 0.1, 0.5, 30.0
 
@@ -13,7 +15,7 @@ class DueKeys:
 
     def __init__(self) -> None:
         self._due: dict[Key, None] = {}
-        self._failures: dict[Key, int] = {}
+        self._failing: dict[Key, Backoff] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
 
@@ -32,13 +34,14 @@ class DueKeys:
         return key
 
     def succeeded(self, key: Key) -> None:
-        self._failures.pop(key, None)
+        self._failing.pop(key, None)
         if timer := self._timers.pop(key, None):
             timer.cancel()
 
     def failed(self, key: Key) -> None:
-        count = self._failures[key] = self._failures.get(key, 0) + 1
-        delay = min(_LAST, _FIRST * 2 ** min(count - 1, 10))
+        backoff = self._failing.get(key)
+        if backoff is None:
+            backoff = self._failing[key] = Backoff(_FIRST, _LAST)
         if timer := self._timers.pop(key, None):
             timer.cancel()
-        self._timers[key] = asyncio.get_running_loop().call_later(delay, self.add, key)
+        self._timers[key] = asyncio.get_running_loop().call_later(backoff.pause(), self.add, key)

@@ -13,6 +13,7 @@ from dynamo.kv.index.index import Index
 from dynamo.kv.messages import KV_EVENTS, ComponentName, RouterEventBatch, WorkerRank
 from dynamo.protocols.errors import DynamoException, InvalidArgument
 from dynamo.protocols.instance import Instance
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 
@@ -126,9 +127,9 @@ class Follower:
         actions = rank.sync.prompt_missing(_now(), unknown=unknown)
         if unknown and rank.sync.unknown_prompts == self._config.wrong_hashes:
             log.warning(
-                "worker %x rank %d publishes KV blocks, but none of the prompts it computes is among them: its "
+                "worker %s rank %d publishes KV blocks, but none of the prompts it computes is among them: its "
                 "block size or hashes are not those of the model card (blocks of %d); it is chosen by load only",
-                *worker, self._block_size,
+                *worker.named, self._block_size,
             )  # fmt: skip
         self._perform(rank, actions)
 
@@ -168,8 +169,8 @@ class Follower:
         if (worker_id, 0) in self._ranks and worker_id not in self._warned_workers:
             self._warned_workers.add(worker_id)
             log.warning(
-                "worker %x publishes KV events of rank %d, but its data_parallel_size is %d: they are ignored",
-                worker_id, dp_rank, self._ranks_of(worker_id),
+                "worker %s publishes KV events of rank %d, but its data_parallel_size is %d: they are ignored",
+                worker_name(worker_id), dp_rank, self._ranks_of(worker_id),
             )  # fmt: skip
 
     def _perform(self, rank: _Rank, actions: Sequence[Action]) -> None:
@@ -200,14 +201,14 @@ class Follower:
                 self._index.replace(snapshot)
         except Exception as error:
             if not isinstance(error, DynamoException | TimeoutError):
-                log.exception("worker %x rank %d: fetching its snapshot failed", *rank.worker)
+                log.exception("worker %s rank %d: fetching its snapshot failed", *rank.worker.named)
             actions = rank.sync.failed()
             self._warn_of_failure(rank, error)
         else:
             actions = rank.sync.snapshot(snapshot.last_event_id, _now())
             if rank.warned:
                 rank.warned = False
-                log.info("worker %x rank %d: what it caches is known now", *rank.worker)
+                log.info("worker %s rank %d: what it caches is known now", *rank.worker.named)
         rank.fetching = None
         self._perform(rank, actions)
         if rank.sync.state is SyncState.BackingOff:
@@ -222,8 +223,9 @@ class Follower:
         if rank.sync.failures > 1 and not rank.warned:
             rank.warned = True
             log.warning(
-                "worker %x rank %d gives no snapshot of its KV cache (%s); it is chosen by load only until it does",
-                *rank.worker, error or type(error).__name__,
+                "worker %s rank %d gives no snapshot of its KV cache (%s); it is chosen by load only until it does "
+                "(for an engine without KV events: --use-kv-events=false)",
+                *rank.worker.named, error or type(error).__name__,
             )  # fmt: skip
 
     async def _check_silence(self) -> None:

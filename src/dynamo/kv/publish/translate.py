@@ -249,14 +249,14 @@ class EngineRank:
         self._rejections += 1
         log.log(
             logging.WARNING if self._rejections <= _WARNINGS else logging.DEBUG,
-            "blocks of worker %x rank %d are left out: %s", *self._rank.worker, reason,
+            "blocks of worker %s rank %d are left out: %s", *self._rank.worker.named, reason,
         )  # fmt: skip
 
     def _stop(self, block_size: int) -> None:
         self.stopped = True
         log.warning(
-            "worker %x rank %d stops publishing KV events, and is routed by load only: its engine has blocks of %d "
+            "worker %s rank %d stops publishing KV events, and is routed by load only: its engine has blocks of %d "
             "tokens, the model card says %d. Give the engine and the model card the same block size.",
-            *self._rank.worker, block_size, self._block_size,
+            *self._rank.worker.named, block_size, self._block_size,
         )  # fmt: skip
         self.forget()

@@ -5,22 +5,18 @@ Fleets are simulated with the router and the scheduler that serve, until the sma
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, structs
 
+from dynamo.lab.experiment import ReportFiles, configure_logs, experiment
 from dynamo.lab.plan.search import PlannedFleet, Targets, plan_fleet, plan_json, plan_page, plan_text
 from dynamo.lab.replay.inputs import simulation_of
 from dynamo.lab.replay.settings import SimulationSettings, TrafficSettings
-from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RoutingConfig
-from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
-from dynamo.runtime.process import fail
 from dynamo.settings import Setting, given
 from dynamo.settings.arguments import FlagParser
 
@@ -52,14 +48,11 @@ def parser() -> FlagParser:
 
 
 def main(words: Sequence[str], _environ: Mapping[str, str] | None = None) -> None:
-    try:
+    with experiment(COMMAND):
         flags = vars(parser().parse_args(words))
-        quiet = {} if flags["verbosity"] else {"DYN_LOG": "error"}
-        configure_dynamo_logging(LogConfig.from_env(quiet | dict(os.environ), verbosity=flags["verbosity"]))
+        configure_logs(flags["verbosity"])
         asked = PlanSettings.from_env({}, **given(flags, PlanSettings))
-        for path in (asked.report_json, asked.report_html):
-            if path and not Path(path).resolve().parent.is_dir():
-                raise ValueError(f"the folder of {path} does not exist")
+        files = ReportFiles(asked.report_json, asked.report_html)
         runs = []
         for each in asked.settings:
             own = vars(parser().parse_args(shlex.split(each)))
@@ -72,18 +65,7 @@ def main(words: Sequence[str], _environ: Mapping[str, str] | None = None) -> Non
         targets = Targets(ttft_ms=asked.ttft_ms, itl_ms=asked.itl_ms, share=asked.share)
         plan = plan_fleet(fleets, runs[0][1], targets, asked.most, _show)
         print(plan_text(plan))
-        if asked.report_json:
-            Path(asked.report_json).write_bytes(plan_json(plan))
-        if asked.report_html:
-            Path(asked.report_html).write_text(plan_page(plan))
-    except (ValueError, InvalidArgument) as error:
-        raise fail(f"{error}; see {COMMAND} --help", code=2, error=error) from None
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise fail(str(error), error=error) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        files.write(lambda: plan_json(plan), lambda: plan_page(plan))
     if plan.best is None:
         raise SystemExit(1)
 

@@ -5,25 +5,21 @@ The router, the delivery and the workers' scheduler are the ones that serve; onl
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from dynamo.lab.experiment import ReportFiles, configure_logs, experiment
 from dynamo.lab.replay.inputs import simulation_of
 from dynamo.lab.replay.settings import ReplaySettings, TrafficSettings
 from dynamo.lab.simulate.page import as_page
 from dynamo.lab.simulate.report import as_json, as_text
 from dynamo.lab.simulate.simulation import simulate
 from dynamo.lab.simulate.traffic import SimulatedRequest
-from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RoutingConfig
-from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
-from dynamo.runtime.process import fail
 from dynamo.settings import given
 from dynamo.settings.arguments import FlagParser
 
@@ -39,36 +35,21 @@ def parser() -> FlagParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
+    with experiment(COMMAND):
         flags = _flags(words)
-        # What every simulated worker logs as it comes and goes is of interest only to those who ask for it.
-        quiet = {} if flags["verbosity"] else {"DYN_LOG": "error"}
-        configure_dynamo_logging(LogConfig.from_env(quiet | dict(os.environ), verbosity=flags["verbosity"]))
+        configure_logs(flags["verbosity"])
         asked = ReplaySettings.from_env({}, **given(flags, ReplaySettings))
         runs = [simulation_of(flags)]
         runs += [
             simulation_of(_without_tuples(flags) | _given_flags(shlex.split(each)), each) for each in asked.against
         ]
-        for path in (asked.report_json, asked.report_html):
-            if path and not Path(path).resolve().parent.is_dir():
-                raise ValueError(f"the folder of {path} does not exist")
+        files = ReportFiles(asked.report_json, asked.report_html)
         reports = []
         for config, traffic in runs:
             reports.append(simulate(config, partial(_shown, traffic, config.name)))
             print(f"{config.name}: simulated in {reports[-1].wall_seconds:.1f} s", file=sys.stderr, flush=True)
         print(as_text(*reports))
-        if asked.report_json:
-            Path(asked.report_json).write_bytes(as_json(*reports))
-        if asked.report_html:
-            Path(asked.report_html).write_text(as_page(*reports))
-    except (ValueError, InvalidArgument) as error:
-        raise fail(f"{error}; see {COMMAND} --help", code=2, error=error) from None
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise fail(str(error), error=error) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        files.write(lambda: as_json(*reports), lambda: as_page(*reports))
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:

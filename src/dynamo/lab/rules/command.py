@@ -5,7 +5,6 @@ A trace is a folder of agent sessions, Mooncake's rows, Azure's CSV or a request
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, structs
 
 from dynamo.engines.mocker import MockerArgs
+from dynamo.lab.experiment import ReportFiles, configure_logs, experiment
 from dynamo.lab.rules.scoreboard import BUILT_IN, Score, optimum, scored, scores_json, scores_page, scores_text
 from dynamo.lab.simulate.agents import AgentTraffic, read_agents
 from dynamo.lab.simulate.simulation import SimulationConfig
@@ -24,8 +24,6 @@ from dynamo.lab.simulate.traffic import SimulatedRequest, scaled
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.choice.loaded_rule import load, shipped
 from dynamo.router.config import RoutingConfig
-from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
-from dynamo.runtime.process import fail
 from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser
 
@@ -48,8 +46,8 @@ class RulesSettings(Settings, frozen=True, kw_only=True):
     speedup: Annotated[float, Meta(gt=0), Setting(
         "--arrival-speedup-ratio", help="divides the times between arrivals, and pauses")] = 1.0
     limit: Annotated[int | None, Meta(ge=1), Setting(
-        "--request-limit", help="stop after so many requests", default="all")] = None
-    skip: Annotated[int, Meta(ge=0), Setting("--skip-requests", help="leave out so many at the beginning")] = 0
+        "--request-limit", help="requests to read; the rest is left out", default="all")] = None
+    skip: Annotated[int, Meta(ge=0), Setting("--skip-requests", help="requests to leave out at the beginning")] = 0
     sessions: Annotated[int | None, Meta(ge=1), Setting(
         "--agent-sessions", help="agents: sessions to draw", default="all")] = None
     parity: Annotated[Literal["all", "even", "odd"], Setting(
@@ -71,14 +69,11 @@ def parser() -> FlagParser:
 
 
 def main(words: Sequence[str], _environ: Mapping[str, str] | None = None) -> None:
-    try:
+    with experiment(COMMAND):
         flags = vars(parser().parse_args(words))
-        quiet = {} if flags["verbosity"] else {"DYN_LOG": "error"}
-        configure_dynamo_logging(LogConfig.from_env(quiet | dict(os.environ), verbosity=flags["verbosity"]))
+        configure_logs(flags["verbosity"])
         asked = RulesSettings.from_env({}, **given(flags, RulesSettings))
-        for path in (asked.report_json, asked.report_html):
-            if path and not Path(path).resolve().parent.is_dir():
-                raise ValueError(f"the folder of {path} does not exist")
+        files = ReportFiles(asked.report_json, asked.report_html)
         rules = asked.rules or (BUILT_IN, *shipped())
         for rule in rules:
             if rule != BUILT_IN:
@@ -87,18 +82,7 @@ def main(words: Sequence[str], _environ: Mapping[str, str] | None = None) -> Non
         for trace in flags["trace"]:
             scores += score_trace(Path(trace), rules, asked)
         print(scores_text(scores))
-        if asked.report_json:
-            Path(asked.report_json).write_bytes(scores_json(scores))
-        if asked.report_html:
-            Path(asked.report_html).write_text(scores_page(scores))
-    except (ValueError, InvalidArgument) as error:
-        raise fail(f"{error}; see {COMMAND} --help", code=2, error=error) from None
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise fail(str(error), error=error) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        files.write(lambda: scores_json(scores), lambda: scores_page(scores))
 
 
 def score_trace(path: Path, rules: Iterable[str], asked: RulesSettings) -> list[Score]:

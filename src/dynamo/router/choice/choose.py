@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 from dynamo.kv.index.overlaps import Overlap, Overlaps
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.errors import Unavailable
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.choice.cost import CostConfig, Costs, Kept, cost_columns, credit_session, held_blocks
 from dynamo.router.choice.fleet import Fleet
 from dynamo.router.choice.loaded_rule import LoadedRule
@@ -114,7 +115,7 @@ class Choice(Struct, kw_only=True):
         if best.worker == chosen.worker:
             return None
         more = best.cached_blocks - chosen.cached_blocks
-        head = f"worker {best.worker.worker_id} rank {best.worker.dp_rank} holds {more:g} blocks more"
+        head = f"worker {worker_name(best.worker.worker_id)} rank {best.worker.dp_rank} holds {more:g} blocks more"
         if self.rule:
             return f"{head}, but the rule '{self.rule}' prefers another"
         if best.cost <= chosen.cost:

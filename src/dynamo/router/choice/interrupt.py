@@ -14,7 +14,7 @@ T = TypeVar("T")
 _AGAIN = 0.001
 """Seconds between rings: code that caught an interruption is interrupted again."""
 _RINGS = 3
-"""After so many, code that computes little is asleep."""
+"""After this many, code that computes little is asleep."""
 
 
 class Stalled(BaseException):

@@ -27,7 +27,7 @@ class Waiter(Protocol):
 
 W = TypeVar("W", bound=Waiter)
 _LINES = 64
-"""Beyond so many, tenants that wait for nothing are forgotten."""
+"""Beyond this many, tenants that wait for nothing are forgotten."""
 
 
 class _Line(Generic[W]):

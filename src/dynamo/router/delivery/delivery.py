@@ -26,6 +26,7 @@ from dynamo.protocols.errors import (
     WorkerBusy,
 )
 from dynamo.protocols.streams import StreamClaim
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.config import RequestBackoff
 from dynamo.router.delivery.continuation import correct_usage, is_guided, limit_cached
 from dynamo.router.delivery.history import DeliveryHistory
@@ -33,7 +34,7 @@ from dynamo.router.delivery.progress import DeliveryProgress, DeliveryState, Nex
 from dynamo.router.delivery.repetition import Repetition
 from dynamo.router.placement import Placement, PlaceRequest, pinned_instance
 from dynamo.router.stream_watch import UNWATCHED, StallLimits, StreamWatch
-from dynamo.router.suspects import Suspects, is_loss
+from dynamo.router.suspects import Suspects, Suspicion, is_loss
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
@@ -126,7 +127,8 @@ class Delivery:
         self._instances = instances
         self._context = context
         self._beside = options.beside()
-        self._suspicion = options.suspects.suspicion(self.request, options.tenant) if options.suspects else None
+        self._suspicion: Suspicion | None = None
+        """What is counted of it against requests that end workers."""
         self._watch = options.watch or StreamWatch(StallLimits(first=0, between=0))
         self._clock = UNWATCHED
         """The clock of the current stream; while another worker computes the prompt, there is none."""
@@ -161,8 +163,8 @@ class Delivery:
         self.history.asked_at = self.history.asked_at or perf_counter()
         lost: DynamoException | None = None
         try:
-            if self._suspicion:
-                self._suspicion.check()
+            if suspects := self._options.suspects:
+                self._suspicion = suspects.admit(self.request, self._options.tenant, self._suspicion)
             while True:
                 try:
                     lost = await self._send(lost)
@@ -244,7 +246,7 @@ class Delivery:
                 partial(self._place, request, pinned=kept_at.instance_id), set(), pinned=True
             )
         except DynamoException as error:
-            log.warning("request %s: instance %x: %s", self._context.id(), kept_at.instance_id, error)
+            log.warning("request %s: worker %s: %s", self._context.id(), worker_name(kept_at.instance_id), error)
             return None
 
     def _pause(self) -> float | None:
@@ -365,7 +367,8 @@ class Delivery:
         if error.migratable and not isinstance(error, WorkerBusy):
             self._instances.inhibit(instance_id)
         free = False
-        if lost and suspicion:
+        if lost and (suspects := self._options.suspects):
+            suspicion = self._suspicion = suspicion or suspects.suspicion(self.request, self._options.tenant)
             generated = len(self.progress.generated or ())
             verdict = suspicion.worker_lost(instance_id, generated=None if pending else generated)
             if verdict and not self.progress.complete:
@@ -382,9 +385,10 @@ class Delivery:
                 return
             case Next.Move:
                 self.history.begin_migration(instance_id)
+                self._instances.request_moved(instance_id)
                 log.warning(
-                    "request %s: instance %x failed after %d tokens (%s), moving it to another",
-                    self._context.id(), instance_id, len(self.progress.generated or ()), error,
+                    "request %s: worker %s failed after %d tokens (%s), moving it to another",
+                    self._context.id(), worker_name(instance_id), len(self.progress.generated or ()), error,
                 )  # fmt: skip
         self._migrating = asyncio.create_task(self._migrate(error))
 

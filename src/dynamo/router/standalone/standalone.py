@@ -18,6 +18,7 @@ from dynamo.kv.index.overlaps import Overlap
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.worker_name import worker_name
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery.delivery import Delivery, DeliveryOptions, alone
@@ -167,8 +168,9 @@ class StandaloneRouter:
         elif card.kv_cache_block_size != self._block_size and not self._warned:
             self._warned = True
             log.warning(
-                "instance %x has blocks of %d tokens, this router looks for blocks of %d: nothing it caches will be "
-                "found, and it is chosen by load only", instance_id, card.kv_cache_block_size, self._block_size,
+                "worker %s has blocks of %d tokens, this router looks for blocks of %d: nothing it caches will be "
+                "found, and it is chosen by load only",
+                worker_name(instance_id), card.kv_cache_block_size, self._block_size,
             )  # fmt: skip
 
     def _start_core(self, block_size: int) -> None:

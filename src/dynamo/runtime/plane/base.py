@@ -35,6 +35,10 @@ class Channel(Protocol):
         """The instance announced that it takes no new requests."""
 
     @property
+    def announced_end(self) -> bool:
+        """The instance announced its end on this or an earlier connection."""
+
+    @property
     def unheard(self) -> bool:
         """The instance has not answered pings for some seconds, although its connection stands."""
 

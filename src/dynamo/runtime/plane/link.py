@@ -1,7 +1,7 @@
 """What both ends of a connection have in common, whatever carries the bytes.
 
 All deltas of one turn of the event loop leave in one frame, and all frames in one write. Large data leaves earlier, so
-that the peer can begin while this side is still busy with the rest.
+that the peer can begin while this side is still busy with the rest, and so do the first tokens of streams.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Link:
         self._frames: list[bytes] = []
         self._gathered = 0
         self._scheduled = False
+        self._urgent = False
         self._beat_every = beat
         self._patience = patience
         self._silent_beats = 0
@@ -93,7 +94,16 @@ class Link:
         if self._gathered > MAX_GATHERED:
             self.flush()
 
+    def send_first_tokens(self, stream: int, ids: list[int]) -> None:
+        """A client waits for them: they leave before tokens of streams that are under way are gathered."""
+        self._deltas[stream] = ids
+        self._urgent = True
+        if not self._scheduled:
+            self._schedule()
+
     def send_tokens(self, stream: int, ids: list[int]) -> None:
+        if self._urgent:
+            self.flush()
         deltas = self._deltas
         before = deltas.get(stream)
         deltas[stream] = ids if before is None else before + ids
@@ -101,7 +111,7 @@ class Link:
             self._schedule()
 
     def flush(self) -> None:
-        self._scheduled = False
+        self._scheduled = self._urgent = False
         if self._deltas:
             self._frame_deltas()
         if self._frames and not self.lost:

@@ -64,6 +64,10 @@ class MemoryChannel:
         return route is not None and not route.open
 
     @property
+    def announced_end(self) -> bool:
+        return not self.ready or self.draining
+
+    @property
     def unheard(self) -> bool:
         return False
 

@@ -12,12 +12,16 @@ from dynamo.runtime.plane.base import CancelStream
 from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.stream import Sink
 
+MOST_FAREWELLS = 1024
+
 
 class LinkPool:
     def __init__(self, dial: Callable[[str], Coroutine[Any, Any, ClientLink]]) -> None:
         self._dial = dial
         self._links: dict[str, ClientLink] = {}
         self._dialling: dict[str, asyncio.Task[ClientLink]] = {}
+        self.farewells: dict[str, None] = {}
+        """Paths that were announced to end on connections that are gone: the last ones."""
 
     def link(self, address: str) -> ClientLink | None:
         link = self._links.get(address)
@@ -39,6 +43,9 @@ class LinkPool:
         return link
 
     def _forget(self, address: str, link: ClientLink) -> None:
+        self.farewells |= dict.fromkeys(link.draining)
+        while len(self.farewells) > MOST_FAREWELLS:
+            del self.farewells[next(iter(self.farewells))]
         if self._links.get(address) is link:
             del self._links[address]
 
@@ -68,6 +75,10 @@ class LinkChannel:
     def draining(self) -> bool:
         link = self._pool.link(self._address)
         return link is not None and self._path in link.draining
+
+    @property
+    def announced_end(self) -> bool:
+        return self.draining or self._path in self._pool.farewells
 
     @property
     def unheard(self) -> bool:

@@ -144,13 +144,14 @@ class ServerLink(Link):
 class LinkOutlet:
     """The sink of one request at the worker: what is pushed here goes out on the link."""
 
-    __slots__ = ("_context", "_link", "_route", "_stream", "columnar", "done")
+    __slots__ = ("_begun", "_context", "_link", "_route", "_stream", "columnar", "done")
 
     def __init__(self, link: ServerLink, stream: int, route: Route, context: Context, *, columnar: bool) -> None:
         self._link = link
         self._stream = stream
         self._route = route
         self._context = context
+        self._begun = False
         self.columnar = columnar
         self.done = False
 
@@ -158,7 +159,11 @@ class LinkOutlet:
         if self.done:
             return
         if self.columnar:
-            self._link.send_tokens(self._stream, ids)
+            if self._begun:
+                self._link.send_tokens(self._stream, ids)
+            else:
+                self._begun = True
+                self._link.send_first_tokens(self._stream, ids)
         else:
             self.item({"token_ids": ids})
 

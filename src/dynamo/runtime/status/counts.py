@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime.metrics import Histogram, Metric, MetricFamily, Number, families
 from dynamo.runtime.names import EndpointId
 
 PREFIX = "dynamo_component_"
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-OWN_LABELS = ("dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker_id", "error_type", "le")
+OWN_LABELS = ("dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker_id", "worker_name", "error_type", "le")
 
 
 class AdmissionState(Protocol):
@@ -78,6 +79,7 @@ def endpoint_labels(endpoint: EndpointId, instance_id: int, more: Sequence[tuple
         "dynamo_component": endpoint.component,
         "dynamo_endpoint": endpoint.name,
         "worker_id": f"{instance_id:x}",
+        "worker_name": worker_name(instance_id),
         **dict(more),
     }
 

@@ -14,6 +14,7 @@ from typing import BinaryIO, ParamSpec, TypeVar
 
 import msgspec
 
+from dynamo.process.files import create_held, is_held
 from dynamo.protocols.errors import CannotStore, HttpError, NotFound
 from dynamo.protocols.files import FileObject
 from dynamo.serving.store.records import Records
@@ -25,6 +26,8 @@ KIND = "file"
 FOLDER = "files"
 MOST = 10_000
 """The most files that are kept."""
+PART = ".held.part"
+"""Ends the name of a file that is written, and held by its process."""
 LEFTOVER_SECONDS = 24 * 3600.0
 
 _file = msgspec.json.Decoder(FileObject)
@@ -41,7 +44,7 @@ class Files:
     async def write(self, chunks: AsyncIterator[bytes]) -> str:
         """Put the content in place; returns the id under which to `register` it, or to `discard` it."""
         id = new_id("file-")
-        part = self.path(f"{id}.part")
+        part = self.path(f"{id}{PART}")
         file = await _on_disk(_created, part)
         try:
             size = 0
@@ -123,8 +126,10 @@ async def delete_leftovers(records: Records, root: Path) -> None:
 
 def _delete_unknown(folder: Path, known: set[str]) -> None:
     for path in folder.iterdir() if folder.is_dir() else ():
-        # A newer one may be an upload to another process.
-        if path.name not in known and path.stat().st_mtime < time.time() - LEFTOVER_SECONDS:
+        if path.name in known:
+            continue
+        # A newer one may be an upload to another process, which is listed in a moment.
+        if path.stat().st_mtime < time.time() - LEFTOVER_SECONDS or (path.name.endswith(PART) and not is_held(path)):
             path.unlink(missing_ok=True)
 
 
@@ -136,7 +141,8 @@ async def _on_disk(call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
 
 
 def _created(path: Path) -> BinaryIO:
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+    """One that nobody holds was left by a process that was killed."""
+    return open(create_held(path.with_suffix(""), path), "wb")
 
 
 def _put_in_place(file: BinaryIO, part: Path, path: Path) -> None:

@@ -28,6 +28,11 @@ class LiveProcesses:
                     path.unlink(missing_ok=True)
             self._lock = create_held(self._folder.parent / f"{FOLDER}-{self.own}", self._folder / self.own)
 
+    @property
+    def shared(self) -> bool:
+        """There may be others."""
+        return self._folder is not None
+
     def is_alive(self, name: str) -> bool:
         return self._folder is None or name == self.own or is_held(self._folder / name)
 

@@ -64,6 +64,7 @@ class SqliteRecords:
         self._thread = ThreadPoolExecutor(1, "records")
         try:
             self._db = self._thread.submit(_open, path).result()
+            self._path, self._file = path, _identity(path)
         except (sqlite3.Error, OSError, ValueError) as error:
             self._thread.shutdown()
             raise StartError(f"cannot keep state in {path}: {error}; see --state-dir") from error
@@ -114,6 +115,9 @@ class SqliteRecords:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        if _identity(self._path) != self._file:
+            # What is written to a file without a name is lost with this process.
+            raise CannotStore(f"The server's state is gone: {self._path} was deleted or replaced. Restart the server.")
         try:
             # IMMEDIATE: a transaction that reads before it writes must not find that another process wrote in between.
             self._db.execute("BEGIN IMMEDIATE")
@@ -152,6 +156,14 @@ class SqliteRecords:
 
     def _delete(self, kind: str, id: str) -> bool:
         return self._db.execute("DELETE FROM records WHERE kind = ? AND id = ?", (kind, id)).rowcount > 0
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _open(path: Path) -> sqlite3.Connection:

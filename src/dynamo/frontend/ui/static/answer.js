@@ -6,7 +6,7 @@ import { withoutOldest } from "./conversation.js";
 /** From how many pieces, and seconds, of an answer on its speed is known. */
 const PIECES = 3;
 const SHORTEST = 0.02;
-const FACTS = ["worker_id", "timing", "routing"];
+const FACTS = ["worker_name", "timing", "routing"];
 
 export class Answer {
   /** `context` is how many tokens the model takes, where that is known. */
@@ -107,10 +107,10 @@ export class Answer {
     const count = (usage?.completion_tokens ?? this.chunks) * (1 - this.firstSize / this.size);
     if (this.chunks >= PIECES && seconds >= SHORTEST && count >= 1) stats.speed = count / seconds;
     if (this.context && usage) stats.full = (usage.prompt_tokens + usage.completion_tokens) / this.context;
-    const worker = nvext?.worker_id;
+    const worker = nvext?.worker_name;
     if (worker) {
-      stats.worker = String(worker.decode_worker_id ?? "");
-      const prefill = String(worker.prefill_worker_id ?? "");
+      stats.worker = String(worker.decode ?? "");
+      const prefill = String(worker.prefill ?? "");
       if (prefill && prefill !== stats.worker) stats.prefill = prefill;
     }
     if (nvext?.routing) stats.routing = nvext.routing;

@@ -1,7 +1,7 @@
 // The last decisions of the routers: a line each, and why when it is opened.
 
 import { brief, el, place } from "./dom.js";
-import { amount, clock, duration, shortWorker } from "./fleet-rows.js";
+import { amount, clock, duration, workerName } from "./fleet-rows.js";
 
 const COLUMNS = [
   ["Cost", "The lowest wins", (one) => amount(one.cost)],
@@ -36,7 +36,7 @@ function line(decision) {
   const chosen = decision.candidates?.find((one) => one.worker === decision.worker);
   const facts = [
     el("span", { class: "soft" }, clock(decision.time)),
-    el("span", {}, `→ ${shortWorker(decision.worker)}`),
+    el("span", {}, `→ ${workerName(decision.worker)}`),
     el("span", {}, brief(decision.model, 40)),
     el("span", { class: "soft" }, chosen
       ? `${amount(chosen.cached_blocks)} of ${amount(decision.prompt_blocks)} blocks cached, cost ${amount(chosen.cost)}`
@@ -58,7 +58,7 @@ function why(decision, chosen) {
 }
 
 function sentence(decision, chosen) {
-  const where = `Worker ${brief(decision.worker, 40).replace(/\/0$/, "")}`;
+  const where = `Worker ${workerName(decision.worker)}`;
   const waited = decision.waited_ms >= 1 ? ` It waited ${duration(decision.waited_ms)} for a worker.` : "";
   if (decision.pinned) return `${where}: the client named it.${waited}`;
   const workers = decision.considered === 1 ? "the only worker there was" : `one of ${amount(decision.considered)} that could take it`;
@@ -70,7 +70,7 @@ function candidates(decision) {
   const head = el("tr", {}, el("th", { scope: "col" }, "Candidate"),
     ...COLUMNS.map(([title, hint]) => el("th", { scope: "col", class: "number", title: hint }, title)));
   const rows = decision.candidates.map((one) => el("tr", { class: one.worker === decision.worker && "chosen" },
-    el("th", { scope: "row", title: brief(one.worker, 40) }, shortWorker(one.worker) + (one.worker === decision.worker ? " (chosen)" : "")),
+    el("th", { scope: "row", title: brief(one.worker, 40) }, workerName(one.worker) + (one.worker === decision.worker ? " (chosen)" : "")),
     ...COLUMNS.map(([, , read]) => el("td", { class: "number" }, read(one)))));
   const region = { class: "wide-table", role: "group", "aria-label": "Candidates", tabindex: "0" };
   return el("div", region, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));

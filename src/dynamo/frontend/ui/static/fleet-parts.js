@@ -1,7 +1,7 @@
 // Parts of the fleet page that are there only if the fleet has them: planners, tiers, cached prefixes, hand-offs.
 
 import { $, brief, el, place } from "./dom.js";
-import { amount, clock, duration, name, Rows, setText, shortWorker, text } from "./fleet-rows.js";
+import { amount, clock, duration, name, Rows, setText, workerName, text } from "./fleet-rows.js";
 
 const MOST_SENTENCES = 6;
 const DEEPEST = 8;
@@ -47,7 +47,7 @@ export class Planners {
 export class Tiers {
   constructor() {
     this.rows = new Rows(body("tiers"), [
-      name((row) => row.worker, shortWorker, "id"),
+      name((row) => row.worker, workerName, "id"),
       text((row) => brief(row.tier, 20)),
       ["", (cell, row) => {
         const badge = cell.firstChild ?? cell.appendChild(el("span"));
@@ -91,7 +91,7 @@ export class Prefixes {
       ["", (cell, row) => gauge(cell, "Share of the largest", row.held / this.most, amount(row.held))],
       text((row) => {
         const more = row.holders - row.workers.length;
-        return `${amount(row.holders)}: ${row.workers.map(shortWorker).join(", ")}${more > 0 ? ` and ${amount(more)} more` : ""}`;
+        return `${amount(row.holders)}: ${row.workers.map(workerName).join(", ")}${more > 0 ? ` and ${amount(more)} more` : ""}`;
       }),
     ]);
     this.part = $("prefixes-part");
@@ -136,7 +136,7 @@ export class Sessions {
       text((row) => clock(row.time)),
       name((row) => row.id, (id) => brief(id, 20), "id"),
       text((row) => brief(row.model, 30)),
-      text((row) => (row.worker_id ? shortWorker(row.worker_id) : "–")),
+      text((row) => (row.worker_id ? workerName(row.worker_id) : "–")),
       text((row) => amount(row.turns), "number"),
       text((row) => (row.pause_s === undefined ? "–" : duration(row.pause_s * 1000)), "number"),
       text((row) => amount(row.prompt_tokens), "number"),
@@ -157,8 +157,8 @@ export class Handoffs {
     this.rows = new Rows(body("handoffs"), [
       text((row) => clock(row.time)),
       name((row) => row.request_id, (id) => brief(id, 13), "id"),
-      text((row) => (row.prefill ? shortWorker(row.prefill) : "–")),
-      text((row) => shortWorker(row.decode)),
+      text((row) => (row.prefill ? workerName(row.prefill) : "–")),
+      text((row) => workerName(row.decode)),
       text((row) => `${row.prefill ? "split" : "not split"}: ${why(row.reason)}`),
       text((row) => brief(row.stage, 20)),
       text((row) => amount(row.uncached_tokens), "number"),

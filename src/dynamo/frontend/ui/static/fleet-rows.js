@@ -2,15 +2,25 @@
 
 import { brief, el, place } from "./dom.js";
 
+const MOST_NAMES = 4096;
 const NUMBER = new Intl.NumberFormat("en");
 export const amount = (value) => (Number.isFinite(value) ? NUMBER.format(value) : "–");
 export const duration = (ms) => (!Number.isFinite(ms) ? "–" : ms < 1000 ? `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms` : ms < 60_000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.floor(ms / 60_000)} min`);
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
 
-/** A worker's id, or "id/rank", in short: the last digits, which tell workers apart. */
-export function shortWorker(key) {
+/** The names of workers, by their ids; those that left some time ago are forgotten. */
+const names = new Map();
+
+export function nameWorkers(rows) {
+  for (const row of rows) if (row.name) names.set(row.worker_id, row.name);
+  for (const id of names.keys()) if (names.size > MOST_NAMES) names.delete(id);
+}
+
+/** A worker by its name, given its id or "id/rank"; one that nobody named by the last digits. */
+export function workerName(key) {
   const [id, rank] = String(key).split("/");
-  return (id.length > 8 ? `…${brief(id.slice(-6), 6)}` : brief(id, 12)) + (rank && rank !== "0" ? `/${brief(rank, 6)}` : "");
+  const name = names.get(id);
+  return (name ? brief(name, 24) : id.length > 8 ? `…${brief(id.slice(-6), 6)}` : brief(id, 12)) + (rank && rank !== "0" ? `/${brief(rank, 6)}` : "");
 }
 
 export function setText(node, text) {
@@ -22,6 +32,8 @@ export class Rows {
   constructor(body, columns) {
     this.body = body;
     this.columns = columns;
+    // On narrow screens each cell has its title beside it.
+    this.titles = [...body.parentNode.querySelectorAll("thead th")].map((cell) => cell.textContent);
     this.rows = new Map();
   }
 
@@ -30,7 +42,7 @@ export class Rows {
     const kept = new Map();
     for (const [key, row] of pairs) {
       const line = this.rows.get(key) ?? el("tr", {}, ...this.columns.map(([name], index) =>
-        index === 0 ? el("th", { scope: "row", class: name }) : el("td", { class: name })));
+        index === 0 ? el("th", { scope: "row", class: name, "data-title": this.titles[index] }) : el("td", { class: name, "data-title": this.titles[index] })));
       this.columns.forEach(([, fill], index) => fill(line.children[index], row, key));
       kept.set(key, line);
     }

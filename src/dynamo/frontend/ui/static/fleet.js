@@ -2,10 +2,12 @@
 
 import { key } from "./api.js";
 import { $, brief, el, icon } from "./dom.js";
+import { Charts } from "./fleet-charts.js";
 import { Decisions } from "./fleet-decisions.js";
 import { Handoffs, Planners, Prefixes, Sessions, Tiers } from "./fleet-parts.js";
-import { amount, clock, duration, name, Rows, setText, shortWorker, text } from "./fleet-rows.js";
+import { amount, clock, duration, name, nameWorkers, Rows, setText, text, workerName } from "./fleet-rows.js";
 import { FleetStream } from "./fleet-stream.js";
+import { eventText, fate, isGone, WorkerDetail } from "./fleet-worker.js";
 
 const STATES = { live: "Live", broken: "Connecting again…", key: "A key is needed", refused: "Not connected" };
 
@@ -18,11 +20,11 @@ let speed = null;
 const stream = new FleetStream({ onChange: (document) => { fleet = document; plan(); }, onState: showState });
 const body = (id) => $(id).querySelector("tbody");
 const workers = new Rows(body("workers"), [
-  name((row) => `${row.worker_id}/${row.rank}`, shortWorker, "id"),
+  ["id", showWorker],
   name((row) => row.model),
   text((row) => brief(row.role, 20) + (row.rank ? `, rank ${row.rank}` : "")),
   ["", showHealth],
-  text((row) => amount(row.requests), "number"),
+  text((row) => (isGone(row) ? "–" : amount(row.requests)), "number"),
   ["", showBlocks],
   text((row) => amount(row.prefill_tokens), "number"),
   text((row) => amount(row.cached_blocks), "number"),
@@ -34,7 +36,7 @@ const requests = new Rows(body("requests"), [
   name((_, id) => id, (id) => brief(id, 13), "id"),
   name((row) => row.model, (model) => brief(model, 24)),
   text((row) => brief(row.stage, 20) + (row.migrations ? ` (moved ${row.migrations}×)` : "")),
-  text((row) => row.workers.map(shortWorker).join(", ") || "–"),
+  text((row) => row.workers.map(workerName).join(", ") || "–"),
   text((row) => amount(row.input_tokens), "number"),
   text((row) => amount(row.output_tokens), "number"),
   text((row) => age(row.started), "number"),
@@ -42,19 +44,36 @@ const requests = new Rows(body("requests"), [
 const migrations = new Rows(body("migrations"), [
   text((row) => clock(row.time)),
   name((row) => row.request_id, (id) => brief(id, 13), "id"),
-  text((row) => shortWorker(row.source)),
-  text((row) => (row.target ? shortWorker(row.target) : "–")),
+  text((row) => workerName(row.source)),
+  text((row) => (row.target ? workerName(row.target) : "–")),
   text((row) => brief(row.outcome, 40)),
   text((row) => duration(row.ms), "number"),
 ]);
 const age = (started) => duration(Math.max(1, Math.round(Date.now() / 1000 - started)) * 1000).replace(".0 ", " ");
+const events = new Rows(body("events"), [
+  text((row) => clock(row.time)),
+  ["id", showWorker],
+  text((row) => brief(row.model ?? "–", 40)),
+  text(eventText),
+]);
 const decisions = new Decisions($("decisions"));
-const parts = [new Planners(), new Tiers(), new Prefixes((open) => stream.ask(open)), new Sessions(), new Handoffs()];
+const detail = new WorkerDetail({ onKey: () => stream.look() });
+const parts = [new Charts(), new Planners(), new Tiers(), new Prefixes((open) => stream.ask(open)), new Sessions(), new Handoffs()];
 
 function showHealth(cell, row) {
   const badge = cell.firstChild ?? cell.appendChild(el("span"));
-  setText(badge, brief(row.health, 20));
+  setText(badge, isGone(row) ? fate(row) : brief(row.health, 20));
   badge.className = `health ${row.health}`;
+}
+
+/** Its name, which opens what is known of it. */
+function showWorker(cell, row) {
+  const button = cell.firstChild ?? cell.appendChild(el("button", { type: "button", class: "link",
+    on: { click: () => detail.open(button.dataset.id, fleet) } }));
+  button.dataset.id = row.worker_id;
+  const label = workerName(row.rank === undefined ? row.worker_id : `${row.worker_id}/${row.rank}`);
+  setText(button, label);
+  button.title = `Instance ${brief(row.worker_id, 60)}`;
 }
 
 function showBlocks(cell, row) {
@@ -75,19 +94,29 @@ function plan() {
 
 function draw() {
   if (!fleet || paused) return;
+  nameWorkers([...Object.values(fleet.workers), ...Object.values(fleet.gone ?? {})]);
   showModels();
   const chosen = $("model").value;
   const wanted = ([, row]) => !chosen || row.model === chosen;
-  const all = Object.entries(fleet.workers).filter(wanted);
+  const word = $("find").value.trim().toLowerCase();
+  const found = ([, row]) => !word || [workerName(row.worker_id), row.worker_id, row.host, row.health, row.role]
+    .some((text) => String(text ?? "").toLowerCase().includes(word));
+  const all = Object.entries(fleet.workers).filter(wanted).filter(found);
+  const gone = Object.entries(fleet.gone ?? {}).filter(wanted).filter(found).sort(([, a], [, b]) => b.gone_at - a.gone_at);
+  const happened = Object.entries(fleet.events ?? {}).filter(wanted).filter(found).sort(([a], [b]) => b - a);
   all.sort(([a, x], [b, y]) => (x.model < y.model ? -1 : x.model > y.model ? 1 : a < b ? -1 : 1));
   const running = Object.entries(fleet.requests).filter(wanted).sort(([, a], [, b]) => a.started - b.started);
   const moved = Object.entries(fleet.migrations).filter(wanted).reverse();
-  workers.show(all);
+  workers.show([...all, ...gone]);
+  events.show(happened);
+  detail.show(fleet);
   requests.show(running);
   migrations.show(moved);
   decisions.show(Object.entries(fleet.decisions).filter(wanted));
-  for (const part of parts) part.show(fleet, wanted, all);
-  $("no-workers").hidden = all.length > 0;
+  for (const part of parts) part.show(fleet, wanted, all, chosen);
+  $("no-workers").hidden = all.length + gone.length > 0;
+  setText($("no-workers"), word ? "No worker has this in its name, id, host, health or role." : "No worker has registered yet. This page shows it as soon as one joins.");
+  $("events-part").hidden = !happened.length;
   $("no-decisions").hidden = $("decisions").children.length > 0;
   $("requests").hidden = !running.length;
   $("migrations-part").hidden = !moved.length;
@@ -163,5 +192,6 @@ $("pause").addEventListener("click", () => {
   plan();
 });
 $("model").addEventListener("change", draw);
+$("find").addEventListener("input", draw);
 setInterval(plan, 1000);
 stream.look();

@@ -19,6 +19,7 @@ from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.errors import ApiOutage, ApiRefusal, Conflict, KubernetesError, ObjectNotFound
 from dynamo.kubernetes.pod import PodIdentity
 from dynamo.kubernetes.resources import WORKER_METADATA
+from dynamo.process.backoff import Backoff
 from dynamo.runtime.discovery.base import DiscoveryError
 from dynamo.runtime.discovery.kubernetes.config import KubernetesConfig
 from dynamo.runtime.discovery.kubernetes.data import to_data
@@ -152,7 +153,7 @@ class PodRegistration:
         self._task = asyncio.create_task(self._run(name, pod), name="kubernetes registration")
 
     async def _run(self, name: ObjectName, pod: PodIdentity) -> None:
-        delay, refusal = FIRST_DELAY, ""
+        backoff, refusal = Backoff(FIRST_DELAY, LAST_DELAY, jitter=random.random), ""
         swept = name.number != 1
         while True:
             self._wake.clear()
@@ -181,13 +182,13 @@ class PodRegistration:
                 _finish(waiting)
             else:
                 _finish(waiting)
-                self._down, refusal, delay = False, "", FIRST_DELAY
+                self._down, refusal = False, ""
+                backoff.reset()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(REFRESH * random.uniform(0.75, 1.25)):
                         await self._wake.wait()
                 continue
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-            delay = min(LAST_DELAY, delay * 2)
+            await asyncio.sleep(backoff.pause())
 
     async def _write(self, name: str, pod: PodIdentity) -> None:
         labels = {POD_LABEL: pod.uid}

@@ -41,7 +41,7 @@ class TorchLlmArgs:
 
 
 class TrtLlmArgs:
-    """Of compiled engines."""
+    """The arguments of compiled engines."""
 
     model_fields: dict[str, Any] = {  # noqa: RUF012
         "model": ...,

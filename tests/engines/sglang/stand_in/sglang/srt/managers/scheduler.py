@@ -99,7 +99,7 @@ class Scheduler:
 
     @staticmethod
     def _scores(running: Running | None, new: list[int]) -> dict[str, list[Any]]:
-        """Of the prompt only once, with the first token."""
+        """Those of the prompt come only once, with the first token."""
         asked = running is not None and running.obj.return_logprob
         once = running is not None and asked and running.given == 1 and running.obj.logprob_start_len == 0
         prompt = running.obj.input_ids if running is not None and once else []
