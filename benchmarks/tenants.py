@@ -41,7 +41,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def many(count: int, what: Callable[[int], Awaitable[None]]) -> None:
-    """Keep this many going until the process is killed."""
+    """Keeps this number of tasks going until the process is killed."""
 
     async def again(number: int) -> None:
         while True:
