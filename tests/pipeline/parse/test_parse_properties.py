@@ -156,3 +156,14 @@ def test_a_call_cut_anywhere_leaves_no_text(tools: str) -> None:
     for limit in range(len(output)):
         shown = Seen(parse(tools, None, [output[:limit]], cut=True, tool_names=["f", "g"]))
         assert shown.text == "", output[:limit]
+
+
+@pytest.mark.parametrize("tools", TWO_CALLS)
+def test_an_end_anywhere_after_a_call_leaves_no_text(tools: str) -> None:
+    """The model itself ends there, in the next call or in the marker that closes the last."""
+    output = TWO_CALLS[tools]
+    for end in range(len(output)):
+        for pieces in ([output[:end]], output[:end]):
+            shown = Seen(parse(tools, None, pieces, tool_names=["f", "g"]))
+            if shown.calls:
+                assert shown.text == "", output[:end]

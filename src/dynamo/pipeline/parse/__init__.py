@@ -17,7 +17,7 @@ marker (a bare JSON object or Python list) is text if its name is not in `tool_n
 
 If the output ends inside a call, its arguments stay cut off: JSON closed by guesswork could be a valid call that the
 model never made. Text held back because it might become a call comes out as text if the model ended there, and is
-dropped if the limit cut it or if a call was forced: half a call is no answer.
+dropped if the limit cut it, if a call was forced or if one came before: half a call is no answer.
 
 A call that becomes invalid after it began ends there; what follows is text. An `id` in the output is used unless it
 comes after the arguments.

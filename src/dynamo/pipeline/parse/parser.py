@@ -149,13 +149,16 @@ class OutputParser:
         return self._sink.take()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """The output has ended: return what was held back, without half of a call or marker if the limit cut it."""
+        """The output has ended: return what was held back.
+
+        Half of a call or of a marker is left out if the limit cut it, and after a call.
+        """
         if self._finished:
             return []
         self._finished = True
         self._bypass = None
+        calls = self._sink.calls
         if self._reasoning is not None:
-            calls = self._sink.calls
             self._reasoning.end()
             if cut:
                 self._sink.calls = calls
@@ -165,7 +168,8 @@ class OutputParser:
             self._content.end()
         held = self._sink.take()
         # Text is only held back while it may be the beginning of a call or of a marker.
-        return [event for event in held if not isinstance(event, Text)] if cut or self._forced else held
+        half_a_call = cut or self._forced or calls
+        return [event for event in held if not isinstance(event, Text)] if half_a_call else held
 
     def _to_content(self, text: str) -> None:
         if self._content is None:
