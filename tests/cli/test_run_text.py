@@ -400,6 +400,17 @@ def test_a_failed_question_can_be_asked_again(start: Start, model: Path) -> None
     assert [role for role, _ in chat.saved()] == ["user", "assistant"]
 
 
+def test_an_exception_in_an_engine_is_one_line_and_its_traceback_is_for_the_log(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "breaks.py").write_text("async def generate(request):\n    raise KeyError('boom')\n    yield\n")
+    for flags, traced in (((), False), (("-v",), True)):
+        chat = start("out=pystr:breaks.py", *flags).ready()
+        chat.types("hello\r")
+        chat.sees("\x1b[31mKeyError: 'boom'\x1b[0m")
+        said = str(chat.terminal.before)
+        assert ("Traceback" in said, "the handler of request" in said) == (traced, traced)
+        chat.ready()
+
+
 def test_a_home_that_cannot_be_written_to_costs_only_the_history(start: Start, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     chat = start("out=echo", XDG_STATE_HOME=str(tmp_path / "file")).ready()

@@ -221,7 +221,7 @@ async def generate(request):
     for model, error, message in (
         ("value", InvalidArgument, "bad value"),
         ("http", HttpError, "slow down"),
-        ("any", Unknown, "'oops'"),
+        ("any", Unknown, "KeyError: 'oops'"),
     ):
         kept = await ask(engine, PreprocessedRequest(token_ids=[1], model=model))
         assert type(kept.error) is error

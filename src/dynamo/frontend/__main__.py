@@ -25,7 +25,7 @@ from dynamo.process.open_files import raise_limit
 from dynamo.process.readiness import report_ready
 from dynamo.protocols.errors import StartError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, for_chat
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
 from dynamo.serving.models import Models
 from dynamo.settings import Setting, Settings, given
@@ -56,8 +56,8 @@ def main(argv: list[str] | None = None) -> None:
     flags = parser().parse_args(argv)
     try:
         interactive = TerminalSettings.from_env({}, **given(vars(flags), TerminalSettings)).interactive
-        environ = quiet(os.environ) if interactive else os.environ
-        configure_dynamo_logging(LogConfig.from_env(environ, verbosity=flags.verbosity))
+        logged = for_chat if interactive else LogConfig.from_env
+        configure_dynamo_logging(logged(os.environ, verbosity=flags.verbosity))
         config = FrontendConfig.from_env(os.environ, **given(vars(flags), FrontendSettings, RouterSettings))
         network = RuntimeConfig.from_env(os.environ, **given(vars(flags), NetworkSettings)).without_status()
     except Exception as error:

@@ -248,6 +248,8 @@ def from_exception(error: BaseException) -> DynamoException:
     if type(code) is int and isinstance(message, str) and 0 <= code <= 599:
         return HttpError(code, message)
     text = str(error) or type(error).__name__
+    if isinstance(error, KeyError):  # its text is the key alone
+        text = f"KeyError: {text}"
     match error:
         case TimeoutError():
             return ConnectionTimeout(text)

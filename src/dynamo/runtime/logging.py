@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from dynamo.settings import Setting, Settings, nearest
 
@@ -44,12 +44,18 @@ class LogSettings(Settings, frozen=True, kw_only=True):
     # fmt: on
 
 
+TOLD = "told"
+"""The attribute of a record about a failure that whoever asked is told of too."""
+
+
 class LogConfig(Struct, frozen=True, kw_only=True):
     level: int = logging.INFO
     filters: dict[str, int] = {}
     jsonl: bool = False
     local_time: bool = False
     colour: bool = True
+    leaves_out_told: bool = False
+    """Leave out failures that whoever asked is told of anyway (`TOLD`)."""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], *, verbosity: int = 0) -> LogConfig:
@@ -70,6 +76,12 @@ class LogConfig(Struct, frozen=True, kw_only=True):
 def quiet(environ: Mapping[str, str]) -> Mapping[str, str]:
     """The environment for interactive programs: warnings and errors only, unless DYN_LOG is set."""
     return environ if environ.get("DYN_LOG") else {**environ, "DYN_LOG": "warn"}
+
+
+def for_chat(environ: Mapping[str, str], *, verbosity: int = 0) -> LogConfig:
+    """On its own terminal, a chat says itself what failed; files, DYN_LOG and `-v` get the traceback too."""
+    told = not verbosity and not environ.get("DYN_LOG") and sys.stderr.isatty()
+    return structs.replace(LogConfig.from_env(quiet(environ), verbosity=verbosity), leaves_out_told=told)
 
 
 def parse_filter(text: str) -> tuple[int, dict[str, int]]:
@@ -129,6 +141,8 @@ def configure_dynamo_logging(
     logging.addLevelName(TRACE, "TRACE")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(config) if config.jsonl else Readable(config))
+    if config.leaves_out_told:
+        handler.addFilter(lambda record: not hasattr(record, TOLD))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)

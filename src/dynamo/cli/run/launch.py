@@ -19,7 +19,7 @@ from dynamo.engines.registry import load_engine
 from dynamo.model import is_pulled_gguf
 from dynamo.process.children import adopt_orphans, exit_now
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, for_chat, quiet
 from dynamo.runtime.process import INTERRUPTED, failures_as_one_line, run_until_signalled, start_or_exit
 from dynamo.settings import given
 from dynamo.settings.frontend import FrontendSettings
@@ -36,8 +36,11 @@ _ELSEWHERE = {"dyn": ("local", "run_worker"), "none": ("local", "run_follower")}
 
 def launch(command: Command, environ: Mapping[str, str]) -> None:
     with failures_as_one_line():
-        logged = quiet(environ) if command.input.kind in _QUIET else environ
-        configure_dynamo_logging(LogConfig.from_env(logged, verbosity=command.verbosity))
+        if command.input.kind == "text":
+            configure_dynamo_logging(for_chat(environ, verbosity=command.verbosity))
+        else:
+            logged = quiet(environ) if command.input.kind in _QUIET else environ
+            configure_dynamo_logging(LogConfig.from_env(logged, verbosity=command.verbosity))
         if command.output.by_default:
             command = _with_default_engine(command)
         if command.output.engine:

@@ -21,6 +21,7 @@ from dynamo.protocols.errors import (
 )
 from dynamo.protocols.streams import StreamClaim
 from dynamo.runtime.context import Context
+from dynamo.runtime.logging import TOLD
 from dynamo.runtime.plane.admission import RequestAdmission, RequestLimit
 from dynamo.runtime.plane.frames import Unencodable, unpack
 from dynamo.runtime.plane.kept import KeepLimits, KeptStreams
@@ -188,4 +189,7 @@ def log_failure(context: Context, error: BaseException) -> None:
     if isinstance(error, DynamoException) and not isinstance(error, Unencodable):
         log.debug("request %s was refused: %s", context.id(), error)
     else:
-        log.error("the handler of request %s raised %s: %s", context.id(), type(error).__name__, error, exc_info=error)
+        log.error(
+            "the handler of request %s raised %s: %s", context.id(), type(error).__name__, error,
+            exc_info=error, extra={TOLD: True},
+        )  # fmt: skip
