@@ -132,6 +132,7 @@ async def test_requests_wait_for_the_first_worker_of_a_model_that_had_one() -> N
     async with Worker(local, card()):
         assert await models.wait_for("m") is await models.arrive("m")
     await until(lambda: not models.readiness())
+    assert dict(models.waiting) == {"m": 0}
     assert [model.name for model in models.listed()] == ["m"]
     waiting = [asyncio.create_task(models.arrive("m")) for _ in range(3)]
     await until(lambda: models.waiting["m"] == 3)

@@ -316,6 +316,7 @@ class Models:
         group = self._groups.get(card.name)
         if group is None:
             group = self._groups[card.name] = ModelGroup(card.name)
+            self.waiting.setdefault(card.name, 0)  # seen from the beginning, also where no request ever came
         group.add(member, card)
         self._expected.discard(card.name)
         self._settle(group)
