@@ -222,7 +222,7 @@ class Models:
         """Those that a request can name: also a model without a worker, if requests wait for one."""
         return [
             group.model for group in self._groups.values()
-            if group.model and (group.ready or (group.restarting and self._wait_seconds))
+            if group.model and (group.ready or self._wait_seconds)
         ]  # fmt: skip
 
     async def arrive(self, name: str) -> ServedModel:
