@@ -28,8 +28,9 @@ from dynamo.engines.mocker import MockerArgs
 from dynamo.kv.index.index import Index
 from dynamo.kv.index.overlaps import Overlap
 from dynamo.kv.messages import RouterEvent, WorkerRank
-from dynamo.lab.rules.command import RulesSettings, score_trace
 from dynamo.lab.rules.scoreboard import BUILT_IN, scores_text
+from dynamo.lab.rules.settings import RulesSettings
+from dynamo.lab.rules.traces import score_trace
 from dynamo.router.choice.choose import Choice, choose
 from dynamo.router.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates
 from dynamo.router.choice.cost import CostConfig

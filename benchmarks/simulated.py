@@ -31,7 +31,7 @@ from msgspec import structs
 from conversations import seed_list
 from dynamo.engines.mocker import MockerArgs
 from dynamo.lab.profile.command import main as profile
-from dynamo.lab.simulate.simulation import FRONTEND_MS
+from dynamo.lab.replay.settings import FRONTEND_MS
 from dynamo.router.config import RoutingConfig
 from dynamo.simulate import SimulatedRequest, SimulationConfig, Synthetic, read_request_trace, simulate
 from figures import percentile, table

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dynamo
+from dynamo.cli.commands import COMMANDS
 from dynamo.cli.run import flags
 from dynamo.cli.run.completion import script
 from dynamo.cli.run.help import help_text
@@ -53,6 +54,25 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
     assert "dynamo.cli.run.help" in loaded
     assert loaded.isdisjoint({"asyncio", "aiohttp", "uvloop", "tokenizers", "rich", "prompt_toolkit", "dynamo.runtime"})
+
+
+def test_no_command_loads_what_it_runs_with_to_show_its_help(tmp_path: Path) -> None:
+    heavy = "aiohttp uvloop tokenizers jinja2 numpy zmq dynamo.runtime.client dynamo.model.card dynamo.engines.base"
+    body = f"""
+import os, sys
+from dynamo.cli.commands import COMMANDS
+for command in COMMANDS:
+    try:
+        command.run(["--help"], os.environ)
+    except SystemExit as done:
+        assert not done.code, command.name
+    loaded = [name for name in {heavy.split()} if name in sys.modules]
+    if loaded:
+        sys.exit(f"dynamo {{command.name}} --help loads {{loaded}}")
+"""
+    done = run(tmp_path, "-c", body, program=RUN[:1])
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert done.stdout.count(b"usage: ") >= len(COMMANDS)
 
 
 def test_the_other_command_is_dynamo(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,22 @@ async def test_unknown_fields_are_ignored_and_named_in_a_header(
         assert answer.headers["x-dynamo-warning"] == expected
     async with live.http.post(path, json=body(path)) as answer:
         assert "x-dynamo-warning" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("n", [1, 2])
+async def test_unknown_fields_are_named_once_in_the_body(live: Live, toy: Scripted, path: str, n: int) -> None:
+    expected = {"warnings": ["ignored unknown fields: temprature (did you mean temperature?)"]}
+    asked = body(path, temprature=1, n=n)
+    assert (await live.post(path, asked))[1]["nvext"] == expected
+    lines = (await live.events(path, asked | {"stream": True})).split("\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert [chunk["nvext"] for chunk in chunks if "nvext" in chunk] == [expected]
+    assert chunks[-1]["nvext"] == expected
+    assert chunks[-1]["choices"][0]["finish_reason"]
+    timed = (await live.post(path, asked | {"nvext": {"extra_fields": ["timing"]}}))[1]["nvext"]
+    assert set(timed) == {"warnings", "timing"}
+    assert "nvext" not in (await live.post(path, body(path, n=n)))[1]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine, Profile, ProfileTiming
 from dynamo.engines.mocker.profile import About
-from dynamo.lab.profile.command import _fitted
 from dynamo.lab.profile.fit_profile import DecodeFit, PrefillTime, profile_from
+from dynamo.lab.profile.measure import fit_engine
 from dynamo.lab.profile.remote_engine import RemoteEngine
 from dynamo.lab.simulate.virtual_time import run
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
@@ -75,7 +75,7 @@ def fitted(args: MockerArgs) -> Profile:
         async with aiohttp.ClientSession() as http:
             engine = MockedEngine(http, args)
             await engine.mocker.start()
-            found = await _fitted(engine, 2048, 16, {"block_size": args.block_size})
+            found = await fit_engine(engine, 2048, 16, {"block_size": args.block_size})
             await engine.mocker.close()
             return found
 

@@ -56,7 +56,7 @@ class MeasuredRequest(RequestObserver, Protocol):
     tenant: Tenant | None
     """Whose it is in the routers' queues, if the server has keys."""
     warnings: list[str]
-    """What was left out of it, for the response's headers."""
+    """What was left out of it."""
     stream: bool
     """The answer is a stream."""
     session: Session | None
@@ -125,7 +125,7 @@ class HttpCall(Generic[Body]):
             context.session = self.record.session = Session(conversation, session.owner)
 
     def warn(self, what: str, names: Sequence[str]) -> None:
-        """Say in the response's headers what was left out of the request."""
+        """Tell the client, in a header and in `nvext`, what was left out of the request."""
         if names:
             self.record.warnings.append(headers.ignored(what, names))
 

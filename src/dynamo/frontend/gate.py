@@ -123,9 +123,8 @@ class Gate:
         for dialect in self._dialects.values():
             if dialect.request_id and (request.get(DIALECT) is dialect or dialect.is_of(request)):
                 response.headers[dialect.request_id] = response.headers["x-request-id"]
-        if record and (record.warnings or record.change):
-            change = [str(record.change)] if record.change else []
-            response.headers[headers.WARNING] = "; ".join([*record.warnings, *change])
+        if record and (notices := record.notices):
+            response.headers[headers.WARNING] = "; ".join(notices)
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"
         if self._cors:

@@ -11,12 +11,14 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynamo.process.children import end_children, exit_now
 from dynamo.protocols.errors import DynamoException, StartError
-from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.inspection.listener import InspectionListener
+
+if TYPE_CHECKING:  # `fail` is for commands too, which need no network to show their help
+    from dynamo.runtime.distributed import DistributedRuntime
+    from dynamo.runtime.inspection.listener import InspectionListener
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +125,8 @@ def _inspection_listener(runtime: DistributedRuntime, loop: asyncio.AbstractEven
     folder = runtime.config.inspection_folder
     if folder is None:
         return None
+    from dynamo.runtime.inspection.listener import InspectionListener
+
     listener = InspectionListener(runtime.inspection, folder)
     listener.start()
     return listener

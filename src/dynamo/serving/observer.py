@@ -10,6 +10,10 @@ from dynamo.router.delivery.delivery import Delivery
 
 
 class RequestObserver(Protocol):
+    @property
+    def notices(self) -> list[str]:
+        """What the client should know about its request beside the answer: what was left out of it."""
+
     def served_by(self, model: str) -> None:
         """The request goes to this model. Called first."""
 

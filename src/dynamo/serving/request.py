@@ -140,14 +140,21 @@ class ModelRequest(Generic[RequestT]):
         return min((at for at in times if at), default=None)
 
     def nvext(self, stop_reason: str | int | None) -> dict[str, Any] | None:
-        """The facts that the client named in `nvext.extra_fields`, once the answer is complete."""
+        """What was left out of the request, and the facts that the client named in `nvext.extra_fields`.
+
+        Once the answer is complete; None if there is neither.
+        """
+        notices = self._observer.notices if self._observer else []
+        warnings = {"warnings": notices} if notices else {}
         names = self.request.nvext and self.request.nvext.extra_fields
         if not names:
-            return None
+            return warnings or None
         placements = [delivery.placement for _, delivery in self._running]
         decisions: list[Decision] = [each.decision for each in placements if each and each.decision]
         history = self._running[0][1].history if self._running else None
-        return extra_fields(names, decisions, history, self._received, self._began, self.first_output_time, stop_reason)
+        return warnings | extra_fields(
+            names, decisions, history, self._received, self._began, self.first_output_time, stop_reason
+        )
 
     def usage_of(self, choice: int) -> Usage:
         """Up to now."""

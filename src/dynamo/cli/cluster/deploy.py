@@ -7,14 +7,13 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw, Struct, structs
 
 from dynamo.cli.cluster.render import plain_objects
 from dynamo.cli.cluster.words import ClusterWords, graph_parser, read_words
 from dynamo.kubernetes.access import find_access
-from dynamo.kubernetes.api import KubernetesApi
 from dynamo.kubernetes.errors import Conflict, KubernetesError, ObjectNotFound, UnknownResource
 from dynamo.kubernetes.files import ClusterAccessError
 from dynamo.kubernetes.graph import GraphError, GraphFile
@@ -26,6 +25,9 @@ from dynamo.kubernetes.render.target import COMPONENT_LABEL, GRAPH_LABEL
 from dynamo.kubernetes.resources import DEPLOYMENTS, PODS, STATEFUL_SETS
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.process import fail
+
+if TYPE_CHECKING:
+    from dynamo.kubernetes.api import KubernetesApi
 
 ABOUT = """\
 Apply a DynamoGraphDeployment, and whatever else the file holds, to the cluster of KUBECONFIG, and follow it until it
@@ -69,6 +71,8 @@ async def _deploy(asked: ClusterWords, environ: Mapping[str, str]) -> None:
     found = asked.found
     for note in found.graph.notes:
         print(f"note: {note}", flush=True)
+    from dynamo.kubernetes.api import KubernetesApi  # not for --help
+
     async with KubernetesApi(find_access(environ)) as api:
         namespace = asked.namespace or found.graph.namespace or api.namespace
         api.namespace = namespace

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
-import aiohttp
 import msgspec
 
 from dynamo.cli.top.screen import lines, printable
@@ -57,6 +56,8 @@ def top(words: Sequence[str], environment: Mapping[str, str]) -> int:
 
 async def documents(url: str, key: str | None, prefixes: bool = False) -> AsyncGenerator[Document, None]:
     """The state after each event, until the stream breaks. Raises TopError if the server rejects."""
+    import aiohttp  # by its functions, not the module: --help needs no client
+
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with (
@@ -82,6 +83,8 @@ async def documents(url: str, key: str | None, prefixes: bool = False) -> AsyncG
 
 
 async def _once(url: str, key: str | None, prefixes: bool) -> None:
+    import aiohttp
+
     try:
         async for document in documents(url, key, prefixes):
             known = any(model.get("known_blocks") for model in document["models"].values())
@@ -106,6 +109,8 @@ async def _watch(url: str, key: str | None, prefixes: bool) -> None:
 
 async def _follow(url: str, key: str | None, prefixes: bool) -> None:
     """Draw each state; connect again when the stream breaks."""
+    import aiohttp
+
     pauses, document = Backoff(1.0, LONGEST_RETRY), None
     while True:
         try:

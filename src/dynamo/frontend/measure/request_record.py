@@ -67,7 +67,7 @@ class RequestRecord:
         self.limit_headers: Callable[[], Mapping[str, str]] | None = None
         """What to tell the client of the limits of its key, if there are any."""
         self.warnings: list[str] = []
-        """What was left out of it, for the response's headers."""
+        """What was left out of it."""
         self.change: PromptChange | None = None
         """Where its prompt differs from that of an earlier turn, if that cost cached tokens."""
         self.payload: CapturedPayload | None = None
@@ -77,6 +77,11 @@ class RequestRecord:
         self._model_known = self._routing_began = self._first_token = 0.0
         self._meters: list[StreamMeter] = []
         self._deliveries: list[Delivery] = []
+
+    @property
+    def notices(self) -> list[str]:
+        """What its client is told in a header, and in `nvext` where the answer has that."""
+        return [*self.warnings, str(self.change)] if self.change else self.warnings
 
     @property
     def age(self) -> float:

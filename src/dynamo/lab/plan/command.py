@@ -8,17 +8,18 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta, structs
 
 from dynamo.lab.experiment import ReportFiles, configure_logs, experiment
-from dynamo.lab.plan.search import PlannedFleet, Targets, plan_fleet, plan_json, plan_page, plan_text
-from dynamo.lab.replay.inputs import simulation_of
 from dynamo.lab.replay.settings import SimulationSettings, TrafficSettings
-from dynamo.router.config import RoutingConfig
 from dynamo.settings import Setting, given
 from dynamo.settings.arguments import FlagParser
+from dynamo.settings.router import RouterSettings
+
+if TYPE_CHECKING:
+    from dynamo.lab.plan.search import PlannedFleet
 
 COMMAND = "dynamo plan"
 Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
@@ -42,7 +43,7 @@ class PlanSettings(SimulationSettings, frozen=True, kw_only=True):
 
 
 def parser() -> FlagParser:
-    made = FlagParser(COMMAND, __doc__, TrafficSettings, PlanSettings, RoutingConfig)
+    made = FlagParser(COMMAND, __doc__, TrafficSettings, PlanSettings, RouterSettings)
     made.add_argument("trace", nargs="?", help="the traffic, as a trace; without one, it is made up")
     return made
 
@@ -50,6 +51,10 @@ def parser() -> FlagParser:
 def main(words: Sequence[str], _environ: Mapping[str, str] | None = None) -> None:
     with experiment(COMMAND):
         flags = vars(parser().parse_args(words))
+        # Not before the words are read: --help needs no simulator.
+        from dynamo.lab.plan.search import Targets, plan_fleet, plan_json, plan_page, plan_text
+        from dynamo.lab.replay.inputs import simulation_of
+
         configure_logs(flags["verbosity"])
         asked = PlanSettings.from_env({}, **given(flags, PlanSettings))
         files = ReportFiles(asked.report_json, asked.report_html)

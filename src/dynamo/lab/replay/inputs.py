@@ -12,9 +12,9 @@ import msgspec
 from dynamo.engines.mocker import MockerArgs, read_profile
 from dynamo.engines.mocker.args import Flag
 from dynamo.engines.mocker.profile import About
-from dynamo.lab.replay.settings import ReplaySettings, TrafficSettings
+from dynamo.lab.replay.settings import FRONTEND_MS, ReplaySettings, TrafficSettings
 from dynamo.lab.simulate.incidents import Incident, read_incident
-from dynamo.lab.simulate.simulation import FRONTEND_MS, SimulationConfig
+from dynamo.lab.simulate.simulation import SimulationConfig
 from dynamo.lab.simulate.synthetic import Synthetic
 from dynamo.lab.simulate.traces import FORMATS
 from dynamo.lab.simulate.traffic import SimulatedRequest, scaled

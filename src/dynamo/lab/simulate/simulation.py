@@ -34,9 +34,6 @@ from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime
 from dynamo.runtime.membership import Membership
 
-FRONTEND_MS = 3.2
-"""Measured with prompts of 4,000 token ids, on idle cores (benchmarks/simulated.py)."""
-
 
 class SimulationConfig(Struct, frozen=True, kw_only=True):
     workers: int = 1
