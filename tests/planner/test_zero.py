@@ -158,7 +158,7 @@ components:
             assert answer.usage
             return answer.usage.completion_tokens
 
-        def rests() -> bool:
+        async def rests() -> bool:
             """A sentence is not said twice in a row, so the newest one counts."""
             said = [line for line in planner.lines if "dynamo.planner.planner: saw" in line]
             return said[-1].endswith("workers stay at 0: no request waits")
