@@ -174,6 +174,8 @@ def some_value(option: Option) -> st.SearchStrategy[Any]:
 ALONE_WRONG = (
     "--http-allowed-hosts",
     "--leader-addr",
+    "--mcp-command",
+    "--mcp-server",
     "--num-nodes",
     "--node-rank",
     "--model-path",

@@ -132,6 +132,7 @@ async def test_requests_wait_for_the_first_worker_of_a_model_that_had_one() -> N
     async with Worker(local, card()):
         assert await models.wait_for("m") is await models.arrive("m")
     await until(lambda: not models.readiness())
+    assert dict(models.waiting) == {"m": 0}
     assert [model.name for model in models.listed()] == ["m"]
     waiting = [asyncio.create_task(models.arrive("m")) for _ in range(3)]
     await until(lambda: models.waiting["m"] == 3)
@@ -140,6 +141,24 @@ async def test_requests_wait_for_the_first_worker_of_a_model_that_had_one() -> N
     async with Worker(local, card()):
         assert [model.name for model in await asyncio.gather(*waiting[1:])] == ["m", "m"]
     assert models.waiting["m"] == 0
+    await models.close()
+    await runtime.close()
+
+
+async def test_a_model_stays_listed_while_its_last_worker_leaves_and_its_next_one_comes() -> None:
+    local = Local()
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await runtime.start()
+    models = Models(runtime, RoutingConfig(), HubConfig.from_env({}), restart_seconds=3600, wait_seconds=3600)
+    await models.start()
+    async with Worker(local, card()):
+        await models.wait_for("m")
+    next_worker = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await next_worker.start()
+    await register_card(next_worker.endpoint("a.b.c"), card())  # it does not take requests yet
+    await until(lambda: models.readiness() == {"m": False})
+    assert [model.name for model in models.listed()] == ["m"]
+    await next_worker.close()
     await models.close()
     await runtime.close()
 

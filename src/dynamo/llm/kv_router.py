@@ -51,6 +51,7 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     active_prefill_tokens_threshold_frac: float | None = None
     router_session_affinity_ttl_secs: int | None = None
     router_session_affinity_mode: AffinityMode = "soft"
+    router_keep_paused: bool = False
     stream_stall_secs: float = 30.0
     first_token_stall_secs: float = 120.0
     migration_wait_secs: float = 30.0

@@ -71,10 +71,13 @@ class PlannerConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_gpu_budget: Annotated[Count, Setting(help="GPUs of all workers, at most", group=SCALING)] = 8
     min_gpu_budget: Annotated[int, Meta(ge=-1, le=1_000_000), Setting(
         help="GPUs of all workers, at least; -1: no lower bound", group=SCALING)] = -1
-    min_endpoint: Annotated[Least, Setting(help="workers of a kind that always run", group=SCALING)] = 1
-    prefill_min_endpoint: Annotated[Least | None, Setting(
+    min_endpoint: Annotated[Count, Setting(
+        help="workers of a kind that always run; with 0 none run while there are no requests", group=SCALING)] = 1
+    scale_to_zero_seconds: Annotated[Positive, Setting(
+        help="time without requests after which a kind whose minimum is 0 has no workers", group=SCALING)] = 300.0
+    prefill_min_endpoint: Annotated[Count | None, Setting(
         help="prefill workers that always run", group=SCALING, default="min_endpoint")] = None
-    decode_min_endpoint: Annotated[Least | None, Setting(
+    decode_min_endpoint: Annotated[Count | None, Setting(
         help="decode workers that always run", group=SCALING, default="min_endpoint")] = None
     prefill_engine_num_gpu: Annotated[int, Meta(ge=1, le=100_000), Setting(
         help="GPUs of a prefill worker", group=SCALING)] = 1
@@ -154,6 +157,10 @@ class PlannerConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=T
         own = self.prefill_min_endpoint if role == "prefill" else self.decode_min_endpoint
         return self.min_endpoint if own is None else own
 
+    def least_in_use(self, role: Role) -> int:
+        """The fewest workers while there are requests."""
+        return max(1, self.minimum(role))
+
     def gpus(self, role: Role) -> int:
         return self.prefill_engine_num_gpu if role == "prefill" else self.decode_engine_num_gpu
 
@@ -204,9 +211,9 @@ def make_config(given: Mapping[Any, Any], file: str) -> PlannerConfig:
 
 
 def _reject_conflicts(config: PlannerConfig, file: str) -> None:
-    least = sum(config.minimum(role) * config.gpus(role) for role in config.roles)
+    least = sum(config.least_in_use(role) * config.gpus(role) for role in config.roles)
     if least > config.max_gpu_budget:
-        shown = " and ".join(f"{config.minimum(role)} {role} workers" for role in config.roles)
+        shown = " and ".join(f"{config.least_in_use(role)} {role} workers" for role in config.roles)
         raise PlannerConfigError(
             f"{file}: max_gpu_budget: is {config.max_gpu_budget}, but the minimum of {shown} needs {least} GPUs"
         )

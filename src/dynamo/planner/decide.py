@@ -18,6 +18,7 @@ from dynamo.planner.config import PlannerConfig, Role
 from dynamo.planner.demand import demand_of, rate_of
 from dynamo.planner.forecast import SUDDEN, Forecast, forecast_of
 from dynamo.planner.history import Observation, PoolSeen
+from dynamo.planner.zero import idle_long_enough
 
 State = Literal[
     "scale_up", "scale_down", "no_change", "insufficient_data", "scaling_in_progress", "worker_count_mismatch",
@@ -83,12 +84,14 @@ def _choose(
     history: Sequence[Observation], pool: PoolSeen, role: Role, forecast: Forecast, config: PlannerConfig
 ) -> PoolDecision:
     now = history[-1]
-    least, most = config.minimum(role), _max_workers(role, config)
+    least, most = config.least_in_use(role), _max_workers(role, config)
+    may_be_none = config.minimum(role) == 0
 
     def at(workers: int, state: State, reason: str) -> PoolDecision:
-        within = min(max(workers, least), most)
+        lowest = 0 if may_be_none and workers == 0 else least
+        within = min(max(workers, lowest), most)
         if within != workers:
-            reason += f"; from {least} to {most} are allowed"
+            reason += f"; from {lowest} to {most} are allowed"
             state = "scale_up" if within > pool.wanted else "scale_down" if within < pool.wanted else "no_change"
         return PoolDecision(workers=within, state=state, reason=reason)
 
@@ -98,6 +101,13 @@ def _choose(
         return at(pool.wanted, "manual_change", f"someone else asked for {pool.wanted}")
     if pool.in_progress:
         return at(pool.wanted, "scaling_in_progress", "the last decision is still in progress")
+    if may_be_none and not pool.wanted:
+        if not now.traffic.unfinished:
+            return at(0, "no_change", "no request waits")
+        return at(1, "scale_up", f"requests without an answer: {now.traffic.unfinished:.0f}")
+    if may_be_none and idle_long_enough(history, role, config):
+        why = f"there was no request for {config.scale_to_zero_seconds:g} s"
+        return at(max(0, pool.wanted - config.scale_down_step), "scale_down", why)
     need, why = _need_now(history, role, forecast, config)
     available = pool.serving + pool.starting
     if need is not None and need > available:
@@ -317,7 +327,7 @@ def _ttft_roles(config: PlannerConfig) -> tuple[Role, ...]:
 
 def _max_workers(role: Role, config: PlannerConfig) -> int:
     """The most workers that the budget allows, with the minimum of the other role."""
-    others = sum(config.minimum(other) * config.gpus(other) for other in config.roles if other != role)
+    others = sum(config.least_in_use(other) * config.gpus(other) for other in config.roles if other != role)
     return (config.max_gpu_budget - others) // config.gpus(role)
 
 
@@ -326,7 +336,7 @@ def _within_budget(chosen: dict[Role, PoolDecision], config: PlannerConfig) -> d
     wanted = {role: decision.workers for role, decision in chosen.items()}
     workers = dict(wanted)
     if _spent(workers, config) > config.max_gpu_budget:
-        least = {role: config.minimum(role) for role in workers}
+        least = {role: min(wanted[role], config.least_in_use(role)) for role in workers}
         share = (config.max_gpu_budget - _spent(least, config)) / (_spent(workers, config) - _spent(least, config))
         workers = {role: least[role] + math.floor((count - least[role]) * share) for role, count in workers.items()}
         for role in workers:

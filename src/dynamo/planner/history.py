@@ -24,6 +24,8 @@ class TrafficSeen(Struct, frozen=True, kw_only=True):
     itl: float | None = None
     waiting: float = 0.0
     """Requests without a first token at the time of the observation."""
+    unfinished: float = 0.0
+    """Requests that are answered, or wait for a worker of a model that has none, at that time."""
     context_length: float | None = None
     split_share: float | None = None
     """The share of requests whose prompts went to prefill workers; None where it is not known."""

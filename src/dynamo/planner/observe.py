@@ -31,7 +31,8 @@ _COUNTED = (
     "output_sequence_tokens_sum", "output_sequence_tokens_count",
 )  # fmt: skip
 _GAUGES = (
-    "queued_requests", "model_context_length", "model_total_kv_blocks", "model_workers",
+    "queued_requests", "inflight_requests", "model_waiting_requests", "model_context_length",
+    "model_total_kv_blocks", "model_workers",
     "worker_active_decode_blocks", "worker_active_prefill_tokens", "router_queue_pending_isl_tokens",
 )  # fmt: skip
 _SPLITS = "dynamo_component_router_disagg_decisions_total"
@@ -183,6 +184,7 @@ def measurement(before: Page, page: Page, scale: float = 1.0) -> Measurement | N
             ttft=mean("time_to_first_token_seconds"),
             itl=mean("inter_token_latency_seconds"),
             waiting=_sum(page, "queued_requests"),
+            unfinished=_sum(page, "inflight_requests") + _sum(page, "model_waiting_requests"),
             context_length=_most(page, "model_context_length"),
             split_share=splits["remote"] / decided if decided else None,
         ),

@@ -33,7 +33,9 @@ class Planner:
         self._actor = actor
         self._observer = observer
         self._announce = announce
-        longest = max(config.throughput_adjustment_interval_seconds, config.manual_hold_seconds)
+        longest = max(
+            config.throughput_adjustment_interval_seconds, config.manual_hold_seconds, config.scale_to_zero_seconds
+        )
         kept = max(config.capacity_samples, round(longest / config.load_adjustment_interval_seconds)) + 2
         self.history: deque[Observation] = deque(maxlen=kept)
         self._asked: dict[Role, int] = {}

@@ -222,7 +222,7 @@ class Models:
         """Those that a request can name: also a model without a worker, if requests wait for one."""
         return [
             group.model for group in self._groups.values()
-            if group.model and (group.ready or (group.restarting and self._wait_seconds))
+            if group.model and (group.ready or self._wait_seconds)
         ]  # fmt: skip
 
     async def arrive(self, name: str) -> ServedModel:
@@ -316,6 +316,7 @@ class Models:
         group = self._groups.get(card.name)
         if group is None:
             group = self._groups[card.name] = ModelGroup(card.name)
+            self.waiting.setdefault(card.name, 0)  # seen from the beginning, also where no request ever came
         group.add(member, card)
         self._expected.discard(card.name)
         self._settle(group)

@@ -11,7 +11,7 @@ from dynamo.api.answers.http import json_response
 from dynamo.api.route import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.runtime.exposition import CONTENT_TYPE, exposition
-from dynamo.runtime.names import SCHEME
+from dynamo.runtime.names import CONTROL_ENDPOINT, SCHEME
 
 
 async def health(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
@@ -21,7 +21,7 @@ async def health(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse
     if not frontend.started or frontend.models.is_loading:
         loading = {"status": "not_ready", "stage": "loading", "message": "A model is loading"}
         return json_response(loading, status=503)
-    instances = frontend.models.instances()
+    instances = [one for one in frontend.models.instances() if one.endpoint != CONTROL_ENDPOINT]
     endpoints = {f"{SCHEME}{one.namespace}.{one.component}.{one.endpoint}" for one in instances}
     listed: list[Any] = [msgspec.to_builtins(one) for one in instances]
     if not frontend.callers.sees_addresses(call.request):

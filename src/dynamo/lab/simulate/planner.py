@@ -145,6 +145,7 @@ class ScaledFleet:
                 ttft=first_seconds / first if first else None,
                 itl=more_seconds / more if more else None,
                 waiting=measured.begun - measured.first_tokens - measured.failed,
+                unfinished=measured.begun - measured.completed - measured.failed,
                 context_length=self._simulation.fleet.args.max_model_len,
                 split_share=split / decided if decided else None,
             ),
