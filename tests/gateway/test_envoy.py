@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from dynamo.protocols.worker_name import worker_name
 from gateway.install import ENVOY, why_missing
 from observability.install import is_optional
 from support.envoy import envoy
@@ -28,8 +29,8 @@ pytestmark = pytest.mark.gateway
 STOCK = Path(__file__).parents[1] / "support" / "stock_server.py"
 HOSTS = ("127.0.0.2", "127.0.0.3")
 FAMILIES, REQUESTS = 20, 1000
-CHOSEN = re.compile(r"request (\S+): worker (\w+) rank 0")
-SERVING = re.compile(r"the server (\S+) is instance (\w+)")
+CHOSEN = re.compile(r"request (\S+): worker (\S+) rank 0")
+SERVING = re.compile(r"the server (\S+) is worker (\S+), instance")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -263,8 +264,8 @@ async def test_requests_to_our_workers_go_where_the_router_says(tmp_path: Path, 
             went[name] = (upstream, json.loads(content)["nvext"]["worker_id"]["decode_worker_id"])
         process.end()
         said = [*process.said, *process.rest()]
-    chosen = {found[1]: int(found[2], 16) for line in said if (found := CHOSEN.search(line))}
-    assert {name: worker for name, (_, worker) in went.items()} == {name: chosen[name] for name in went}
+    chosen = {found[1]: found[2] for line in said if (found := CHOSEN.search(line))}
+    assert {name: worker_name(worker) for name, (_, worker) in went.items()} == {name: chosen[name] for name in went}
     assert len({(upstream, str(worker)) for upstream, worker in went.values()}) == 2
     assert {upstream for upstream, _ in went.values()} == set(servers)
 

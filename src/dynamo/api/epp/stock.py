@@ -16,6 +16,7 @@ from dynamo.kv.publish.publisher import KvEventPublisher
 from dynamo.model.registration import put_card
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.errors import Unavailable
+from dynamo.protocols.worker_name import worker_name
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, EndpointId, RuntimeConfig
 from dynamo.runtime.network import Local
 from dynamo.runtime.stream import Outlet
@@ -58,7 +59,9 @@ class StockServer:
                 zmq_replay_endpoint=replay,
             )
         self._serving = asyncio.create_task(endpoint.serve(_not_here))
-        log.info("the server %s is instance %x", self.address, self.instance_id)
+        log.info(
+            "the server %s is worker %s, instance %x", self.address, worker_name(self.instance_id), self.instance_id
+        )
 
     async def close(self) -> None:
         if self._publisher:
