@@ -3,7 +3,7 @@
 Blocks of requests without a session leave in the order in which they became idle. Where several tenants have idle
 blocks, the one pays whose turn it would be if all left in that order; which of its blocks goes is decided by how soon
 its sessions are expected back (`dynamo.kv.pauses`). So a tenant whose sessions are kept longer loses others of its own
-in exchange, and nobody else's leave any earlier.
+in exchange. Others lose blocks earlier only where what that tenant lost has to be computed and kept again.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Takeover:
         """Responses whose model is not served here, and since when."""
 
     async def round(self) -> bool:
-        """Go on with all that can be gone on with; returns whether some must wait."""
+        """Continue all that can be continued; returns whether some must wait."""
         abandoned = await self._store.unfinished.abandoned()
         self._waiting = {each.id: self._waiting.get(each.id, time.monotonic()) for each in abandoned}
         waits = [await self._try(each) for each in abandoned if not self._is_stopping()]
@@ -75,11 +75,11 @@ class Takeover:
         if not await self._store.unfinished.take(request):
             used(0)
             return False
-        log.info("going on with response %s, whose process has ended", request.id)
+        log.info("continuing response %s, whose process has ended", request.id)
         try:
             run = await self._prepared(request, body, model)
         except DynamoException as error:
-            log.error("response %s cannot be gone on with: %s", request.id, error)
+            log.error("response %s cannot be continued: %s", request.id, error)
             await self._store.unfinished.drop(request.id)
             used(0)
             return False

@@ -51,7 +51,7 @@ class UnfinishedRequests:
         try:
             await self._records.put(KIND, request.id, _encode(structs.replace(request, producer=self._processes.own)))
         except CannotStore as error:
-            log.error("no other process could go on with response %s: %s", request.id, error.message)
+            log.error("no other process could continue response %s: %s", request.id, error.message)
 
     async def drop(self, id: str) -> None:
         await self._records.delete(KIND, id)
