@@ -175,7 +175,7 @@ class ResponseStore:
             raise NotFound(f"Response with id '{id[:128]}' not found.")
 
     async def _find(self, id: str) -> StoredResponse | None:
-        """A response whose process ended before it was complete is continued by another one, which finds its kept request.
+        """A response whose process ended before it was complete is continued by another one, which finds its request.
 
         Without that it has failed, and is stored as such from now on.
         """
